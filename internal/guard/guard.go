@@ -1,0 +1,300 @@
+// Package guard decides what may happen to a payment: it keeps the life of every
+// record, gives the verdicts, and is the only writer of the store.
+//
+// The invariants that live here:
+//
+//   - a record is InFlight and durable before its attempt may send, and every step
+//     into InFlight is one atomic Reserve that probes for whatever stands in its way;
+//   - an attempt whose outcome is not known is never run again without a person's word;
+//   - a success that is on the record is never forgotten or overwritten;
+//   - a resolution is taken once, by the hold for which it was written.
+package guard
+
+import (
+	"errors"
+	"time"
+
+	"github.com/holdfast-dev/holdfast/internal/intent"
+)
+
+// Verdict is what the guard says to a call.
+type Verdict string
+
+const (
+	Allow       Verdict = "ALLOW"
+	Replay      Verdict = "REPLAY"
+	InFlightNow Verdict = "IN_FLIGHT"
+	Conflict    Verdict = "CONFLICT"
+	Deny        Verdict = "DENY"
+	UnknownHold Verdict = "UNKNOWN_HOLD"
+)
+
+// Reason says in one word why a verdict is not ALLOW.
+type Reason string
+
+// The reasons of holds are a closed enum.
+const (
+	ScopeOverlap    Reason = "ScopeOverlap"
+	LineageOverlap  Reason = "LineageOverlap"
+	ExactMatch      Reason = "ExactMatch"
+	OutcomeUnknown  Reason = "OutcomeUnknown"
+	KeyExpired      Reason = "KeyExpired"
+	IdentityChanged Reason = "IdentityChanged"
+)
+
+// The reasons of other verdicts.
+const (
+	// ReasonRequest: the same intent ID with a different request (CONFLICT).
+	ReasonRequest Reason = "request"
+	// ReasonCaller: the same ServiceAccount name under another UID (CONFLICT).
+	ReasonCaller Reason = "caller"
+	// ReasonRejected: a person rejected the intent (DENY).
+	ReasonRejected Reason = "rejected"
+	// ReasonMarkedFailed: a person said that nothing moved; a new payment needs a new intent (DENY).
+	ReasonMarkedFailed Reason = "marked_failed"
+	// ReasonTooManyHolds: the budget's maxHeld is reached (DENY).
+	ReasonTooManyHolds Reason = "too_many_holds"
+	// ReasonInFlight: an attempt holds the lease (IN_FLIGHT).
+	ReasonInFlight Reason = "in_flight"
+	// ReasonBackoff: the next attempt must wait (IN_FLIGHT).
+	ReasonBackoff Reason = "backoff"
+	// ReasonUnreachable: nothing could be sent (DENY, or REPLAY once attempts are spent).
+	ReasonUnreachable Reason = "upstream_unreachable"
+)
+
+var (
+	// ErrInvariant is a bug: the step would break a rule of the record's life. Nothing was written.
+	ErrInvariant = errors.New("guard invariant broken")
+	// ErrCorrupt: a stored record cannot be read. It is left alone and calls to it are refused.
+	ErrCorrupt = errors.New("stored record is unreadable")
+	// ErrContended: too many others changed the record meanwhile; try again.
+	ErrContended = errors.New("record is contended")
+)
+
+// Key names a record.
+type Key struct {
+	Namespace string
+	Tool      string
+	Caller    string
+	IntentID  string
+}
+
+// Call is one call of a mutating tool, its identity already extracted.
+type Call struct {
+	Key
+	// CallerUID is the ServiceAccount's UID.
+	CallerUID   string
+	Scope       intent.Scope
+	Lineage     intent.Path
+	Amount      *intent.Money
+	Recipient   string
+	Fingerprint string
+	// IdentityHash is that of the tool's identity block.
+	IdentityHash string
+}
+
+// Policy is what the tool and its budget say. An attempt keeps the policy that it began with.
+type Policy struct {
+	Budget string `json:"budget"`
+	// Window is how far back settled intents are compared.
+	Window time.Duration `json:"window"`
+	// HoldExactMatch holds an exact match instead of replaying it.
+	HoldExactMatch bool `json:"holdExactMatch,omitempty"`
+	// IgnoreLineage leaves lineages out of the comparison.
+	IgnoreLineage bool `json:"ignoreLineage,omitempty"`
+	// TTL is how long a settled answer is replayed.
+	TTL time.Duration `json:"ttl"`
+	// Timeout is the upstream's.
+	Timeout time.Duration `json:"timeout"`
+	// SettleAfter is the longest time from the send's deadline until a payment is
+	// visible in the provider's ledger or never will be.
+	SettleAfter time.Duration `json:"settleAfter"`
+	// MaxHeld and MaxHeldPerCaller limit holds of intents that were never sent; 0: no limit.
+	MaxHeld          int `json:"maxHeld,omitempty"`
+	MaxHeldPerCaller int `json:"maxHeldPerCaller,omitempty"`
+}
+
+// Outcome is how one attempt ended.
+type Outcome string
+
+const (
+	// OutcomeOpen: no result is known yet. It counts as unknown.
+	OutcomeOpen Outcome = ""
+	// OutcomeSucceeded: the upstream said that it was done.
+	OutcomeSucceeded Outcome = "Succeeded"
+	// OutcomeFailed: the upstream said that nothing moved, for good.
+	OutcomeFailed Outcome = "Failed"
+	// OutcomeRetryable: nothing moved; another attempt may.
+	OutcomeRetryable Outcome = "Retryable"
+	// OutcomePending: accepted but not final. It counts as unknown.
+	OutcomePending Outcome = "Pending"
+	// OutcomeUnknown: it may have moved.
+	OutcomeUnknown Outcome = "Unknown"
+)
+
+// movedNothing says that the attempt is known to have moved nothing.
+func (o Outcome) movedNothing() bool { return o == OutcomeFailed || o == OutcomeRetryable }
+
+// Response is an upstream's answer as it is stored and replayed.
+type Response struct {
+	Status int                 `json:"status"`
+	Header map[string][]string `json:"header,omitempty"`
+	Body   []byte              `json:"body,omitempty"`
+	// Size and Digest (sha256:…) are those of the whole body; Truncated: Body is only its start.
+	Size      int64  `json:"size,omitempty"`
+	Digest    string `json:"digest,omitempty"`
+	Truncated bool   `json:"truncated,omitempty"`
+}
+
+// Result is what the gateway learnt of an attempt.
+type Result struct {
+	Outcome  Outcome
+	Response *Response
+	// ProviderReference is the provider's own name of the payment, where it is known.
+	ProviderReference string
+	// RetryAfter is the upstream's wish (Retryable).
+	RetryAfter time.Duration
+	// LateSend: a byte was written although the deadline was over when it was looked at again.
+	LateSend bool
+	// Detail says in words what happened: for people, never with secrets or bodies.
+	Detail string
+}
+
+// Match is a record that stands in a call's way.
+type Match struct {
+	Caller   string        `json:"caller"`
+	Tool     string        `json:"tool"`
+	IntentID string        `json:"intentID"`
+	Relation string        `json:"relation"`
+	Amount   *intent.Money `json:"amount,omitempty"`
+	State    State         `json:"state"`
+	At       time.Time     `json:"at"`
+}
+
+// MaxMatches is how many matches a hold keeps.
+const MaxMatches = 32
+
+// Answer is what the guard says to a call, a poll or a settlement.
+type Answer struct {
+	Verdict Verdict
+	// Reason explains the verdict; Reasons are all of a hold's.
+	Reason  Reason
+	Reasons []Reason
+	// Intent is the record that the answer is about: for an exact match another than the call's.
+	Intent View
+	// RetryAfter is when it makes sense to ask again (IN_FLIGHT, too_many_holds).
+	RetryAfter time.Duration
+	// Hold is the name of the PaymentHold (UNKNOWN_HOLD).
+	Hold string
+	// Matches are what stands in the way, MatchCount how many (UNKNOWN_HOLD). They
+	// may belong to other callers: a caller is told only of its own.
+	Matches    []Match
+	MatchCount int
+	// Response is what to replay (REPLAY), or what the settlement stored. Nil where nothing was ever answered.
+	Response *Response
+	// Ticket is the right to send once (ALLOW from Admit).
+	Ticket *Ticket
+}
+
+// Decision is what a person says of a hold.
+type Decision string
+
+const (
+	Release    Decision = "Release"
+	Reject     Decision = "Reject"
+	MarkPaid   Decision = "MarkPaid"
+	MarkFailed Decision = "MarkFailed"
+)
+
+// MaxResultBytes is the longest result that MarkPaid may carry.
+const MaxResultBytes = 8 << 10
+
+// HoldID names one hold of a record: its number, under the epoch and the nonce of the write that made it.
+type HoldID struct {
+	Key    Key
+	Number int
+	Epoch  string
+	Nonce  string
+}
+
+// Resolution is a person's decision on one hold.
+type Resolution struct {
+	HoldID
+	Decision          Decision
+	Reason            string
+	By                string
+	ProviderReference string
+	// Result is JSON that agents get as a replay (MarkPaid).
+	Result []byte
+	// ToolGone: the AgentTool does not exist; nothing can be released.
+	ToolGone bool
+}
+
+// View is what may be shown of a record.
+type View struct {
+	Key
+	Exists            bool
+	State             State
+	Scope             intent.Scope
+	Lineage           intent.Path
+	Amount            *intent.Money
+	Recipient         string
+	Fingerprint       string
+	ProviderReference string
+	RefundOwed        bool
+	Disputed          bool
+	// SettledAs is what a tombstone was before.
+	SettledAs State
+	Created   time.Time
+	Changed   time.Time
+	Attempts  []AttemptView
+	// Hold is the current hold, or the last one.
+	Hold *HoldView
+	// HoldCount is the number of the newest hold.
+	HoldCount int
+}
+
+// AttemptView is one attempt as it is shown.
+type AttemptView struct {
+	Number            int       `json:"number"`
+	Outcome           Outcome   `json:"outcome"`
+	Started           time.Time `json:"started"`
+	Ended             time.Time `json:"ended,omitzero"`
+	Status            int       `json:"status,omitempty"`
+	ProviderReference string    `json:"providerReference,omitempty"`
+	Late              bool      `json:"late,omitempty"`
+	SentLate          bool      `json:"sentLate,omitempty"`
+	Detail            string    `json:"detail,omitempty"`
+}
+
+// HoldState is the state of one hold.
+type HoldState string
+
+const (
+	// HoldHeld: a person may resolve it.
+	HoldHeld HoldState = "Held"
+	// HoldWaiting: the payment could not be visible yet; only Reject and MarkPaid act.
+	HoldWaiting HoldState = "Waiting"
+	// HoldResolved: a resolution was taken.
+	HoldResolved HoldState = "Resolved"
+	// HoldVoid: overtaken, by a result or by a newer hold.
+	HoldVoid HoldState = "Void"
+)
+
+// HoldView is one hold as it is shown.
+type HoldView struct {
+	HoldID
+	Name         string
+	State        HoldState
+	Reasons      []Reason
+	Matches      []Match
+	MatchCount   int
+	WaitingUntil time.Time
+	// Cause says why the hold stands anew, where it does.
+	Cause string
+	// Effect says what came of it, in a sentence.
+	Effect   string
+	Decision Decision
+	By       string
+	At       time.Time
+}

@@ -1,0 +1,130 @@
+// This file is the life of a record as one table. Every write of the engine is
+// checked against it: a step that is not listed is a bug and is refused.
+
+package guard
+
+import "fmt"
+
+// State is where a record stands in its life.
+type State string
+
+const (
+	// None: there is no record.
+	None State = ""
+	// InFlight: an attempt holds the lease and may have been sent.
+	InFlight State = "InFlight"
+	// Retryable: nothing moved, attempts are left; the next call is the next attempt.
+	Retryable State = "Retryable"
+	// Held: waits for a person.
+	Held State = "Held"
+	// Released: a person allowed it; the next identical call sends, once.
+	Released State = "Released"
+	// Succeeded: it was paid. Replayed for the TTL.
+	Succeeded State = "Succeeded"
+	// Failed: every attempt is known to have moved nothing.
+	Failed State = "Failed"
+	// Rejected: a person refused it.
+	Rejected State = "Rejected"
+	// Tombstone: settled longer ago than the TTL; the answer is gone, the fact is not.
+	Tombstone State = "Tombstone"
+)
+
+// Settled says that no further step is expected.
+func (s State) Settled() bool {
+	return s == Succeeded || s == Failed || s == Rejected || s == Tombstone
+}
+
+// event is what makes a record take a step.
+type event string
+
+const (
+	onCall         event = "call"          // Reserve passes
+	onBlocked      event = "blocked"       // a call met a hold reason
+	onSettled      event = "settled"       // by the attempt's holder: the join
+	onLeaseOver    event = "lease over"    // the sweep, or any call that sees it: the join with this attempt unknown
+	onRelease      event = "Release"       //
+	onReject       event = "Reject"        //
+	onMarkPaid     event = "MarkPaid"      //
+	onMarkFailed   event = "MarkFailed"    //
+	onSpent        event = "spent"         // a resolution that cannot be taken
+	onRenumbered   event = "renumbered"    // an object of another memory bears this hold's name
+	onUnused       event = "unused"        // a release that nobody used for a day
+	onDeadline     event = "deadline"      // a retryable intent past its TTL
+	onWaitOver     event = "wait over"     // an unknown payment would be visible by now
+	onLateSuccess  event = "late success"  // the result of an attempt that no longer holds the lease
+	onLateEvidence event = "late evidence" // any other late result
+	onTTL          event = "TTL"           //
+	onPurge        event = "purge"         // a tombstone's end
+)
+
+type step struct {
+	from State
+	on   event
+	to   []State
+}
+
+// life is the whole of it.
+var life = []step{
+	{None, onCall, []State{InFlight}},
+	{None, onBlocked, []State{Held}},
+	{None, onLateSuccess, []State{Succeeded}}, // the record was purged meanwhile
+
+	{Retryable, onCall, []State{InFlight}},
+	{Retryable, onBlocked, []State{Held}},
+	{Retryable, onDeadline, []State{Failed}},
+	{Retryable, onLateSuccess, []State{Succeeded}},
+	{Retryable, onLateEvidence, []State{Retryable}},
+
+	{Released, onCall, []State{InFlight}},
+	{Released, onBlocked, []State{Held}},
+	{Released, onUnused, []State{Held}},
+	{Released, onLateSuccess, []State{Succeeded}},
+	{Released, onLateEvidence, []State{Released}},
+
+	{InFlight, onSettled, []State{Succeeded, Failed, Retryable, Held}},
+	{InFlight, onLeaseOver, []State{Succeeded, Held}},
+	{InFlight, onLateSuccess, []State{InFlight}}, // kept, and joined at settlement
+	{InFlight, onLateEvidence, []State{InFlight}},
+
+	{Held, onRelease, []State{Released}},
+	{Held, onReject, []State{Rejected}},
+	{Held, onMarkPaid, []State{Succeeded}},
+	{Held, onMarkFailed, []State{Failed}},
+	{Held, onSpent, []State{Held}},
+	{Held, onRenumbered, []State{Held}},
+	{Held, onWaitOver, []State{Held}},
+	{Held, onLateSuccess, []State{Succeeded}}, // the hold is void
+	{Held, onLateEvidence, []State{Held}},
+
+	{Succeeded, onLateSuccess, []State{Succeeded}},
+	{Succeeded, onLateEvidence, []State{Succeeded}},
+	{Succeeded, onTTL, []State{Tombstone}},
+
+	{Failed, onLateSuccess, []State{Succeeded}}, // a refund is owed
+	{Failed, onLateEvidence, []State{Failed}},
+	{Failed, onTTL, []State{Tombstone}},
+
+	{Rejected, onLateSuccess, []State{Succeeded}}, // a refund is owed
+	{Rejected, onLateEvidence, []State{Rejected}},
+	{Rejected, onTTL, []State{Tombstone}},
+
+	{Tombstone, onBlocked, []State{Held}}, // the same ID again: KeyExpired
+	{Tombstone, onLateSuccess, []State{Succeeded}},
+	{Tombstone, onLateEvidence, []State{Tombstone}},
+	{Tombstone, onPurge, []State{None}},
+}
+
+// checkStep refuses a step that the table does not list.
+func checkStep(from State, on event, to State) error {
+	for _, s := range life {
+		if s.from != from || s.on != on {
+			continue
+		}
+		for _, t := range s.to {
+			if t == to {
+				return nil
+			}
+		}
+	}
+	return fmt.Errorf("%w: no step from %q on %q to %q", ErrInvariant, from, on, to)
+}
