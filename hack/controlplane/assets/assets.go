@@ -1,0 +1,269 @@
+// Package assets finds the programs of a local control plane: etcd,
+// kube-apiserver, kubectl and kube-controller-manager.
+//
+// It looks in this order: the directory that KUBEBUILDER_ASSETS names; what an
+// earlier run has left in the user's cache directory; what setup-envtest can
+// download; and last it builds them from their Go modules. The downloads have
+// no kube-controller-manager: that one is then built alone.
+//
+// Invariant: a program in the cache is whole. It gets its name there by a
+// rename, after it was written and synced under another one.
+package assets
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// The names of the programs, as their files are called.
+const (
+	etcd              = "etcd"
+	apiServer         = "kube-apiserver"
+	kubectl           = "kubectl"
+	controllerManager = "kube-controller-manager"
+)
+
+// EnvDir names the directory to take the programs from.
+const EnvDir = "KUBEBUILDER_ASSETS"
+
+// downloadLimit is how long the download may take, the tool that does it
+// included. Where there is no network this is lost before the build begins.
+const downloadLimit = 90 * time.Second
+
+// Assets are the programs of a control plane, as absolute paths.
+type Assets struct {
+	// Dir has at least etcd and kube-apiserver: the value for KUBEBUILDER_ASSETS.
+	Dir string
+
+	Etcd              string
+	APIServer         string
+	Kubectl           string
+	ControllerManager string
+}
+
+// Find returns the programs and makes those that are missing. It tells log what
+// it does, since a first build takes minutes.
+func Find(ctx context.Context, log io.Writer) (*Assets, error) {
+	return finder{
+		env: os.Getenv,
+		log: log,
+		cache: func() (string, error) {
+			dir, err := os.UserCacheDir()
+			if err != nil {
+				return "", fmt.Errorf("no cache directory for the control plane, set HOME or XDG_CACHE_HOME: %w", err)
+			}
+			return filepath.Join(dir, "holdfast", "controlplane"), nil
+		},
+		versions: func() (Versions, error) { return ReadVersions(ctx) },
+		download: download,
+		build:    build,
+	}.find(ctx)
+}
+
+// finder is the order of the search; what touches the world is in its fields.
+type finder struct {
+	env      func(string) string
+	log      io.Writer
+	cache    func() (string, error)
+	versions func() (Versions, error)
+	// download puts etcd, kube-apiserver and kubectl in dir, or leaves no dir.
+	download func(ctx context.Context, log io.Writer, v Versions, dir string) error
+	// build puts the named programs in dir; what is there already it leaves alone.
+	build func(ctx context.Context, log io.Writer, v Versions, dir string, names ...string) error
+}
+
+func (f finder) find(ctx context.Context) (*Assets, error) {
+	if dir := f.env(EnvDir); dir != "" {
+		dir, err := filepath.Abs(dir)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", EnvDir, err)
+		}
+		if missing := lacking(dir, etcd, apiServer); len(missing) > 0 {
+			return nil, fmt.Errorf("%s is %s, which has no %s: set it to a directory that has them, or unset it",
+				EnvDir, dir, strings.Join(missing, " and no "))
+		}
+		return f.complete(ctx, dir)
+	}
+
+	cache, v, err := f.cacheAndVersions()
+	if err != nil {
+		return nil, err
+	}
+	built := builtDir(cache, v)
+	if len(lacking(built, etcd, apiServer, kubectl)) == 0 {
+		return f.complete(ctx, built)
+	}
+	downloaded := filepath.Join(cache, "envtest-"+v.minor())
+	if len(lacking(downloaded, etcd, apiServer, kubectl)) == 0 {
+		return f.complete(ctx, downloaded)
+	}
+
+	say(f.log, "trying to download Kubernetes %s with setup-envtest, for at most %s", v.minor(), downloadLimit)
+	limited, cancel := context.WithTimeout(ctx, downloadLimit)
+	err = f.download(limited, f.log, v, downloaded)
+	cancel()
+	switch {
+	case err == nil:
+		return f.complete(ctx, downloaded)
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	}
+	say(f.log, "cannot download it, building it from source instead: %v", err)
+	return f.complete(ctx, built)
+}
+
+// complete fills in the programs: those of dir first, what dir lacks is built.
+func (f finder) complete(ctx context.Context, dir string) (*Assets, error) {
+	from := map[string]string{}
+	missing := lacking(dir, etcd, apiServer, kubectl, controllerManager)
+	if len(missing) > 0 {
+		cache, v, err := f.cacheAndVersions()
+		if err != nil {
+			return nil, err
+		}
+		built := builtDir(cache, v)
+		if unbuilt := lacking(built, missing...); len(unbuilt) > 0 {
+			if err := f.build(ctx, f.log, v, built, unbuilt...); err != nil {
+				return nil, err
+			}
+		}
+		for _, name := range missing {
+			from[name] = built
+		}
+	}
+	path := func(name string) string {
+		if d, ok := from[name]; ok {
+			return filepath.Join(d, name)
+		}
+		return filepath.Join(dir, name)
+	}
+	return &Assets{
+		Dir:               dir,
+		Etcd:              path(etcd),
+		APIServer:         path(apiServer),
+		Kubectl:           path(kubectl),
+		ControllerManager: path(controllerManager),
+	}, nil
+}
+
+func (f finder) cacheAndVersions() (string, Versions, error) {
+	cache, err := f.cache()
+	if err != nil {
+		return "", Versions{}, err
+	}
+	v, err := f.versions()
+	return cache, v, err
+}
+
+// builtDir is keyed by both versions, so a new one never meets an old build.
+func builtDir(cache string, v Versions) string {
+	return filepath.Join(cache, v.Kubernetes+"-"+v.Etcd)
+}
+
+// lacking returns those of names that are not executable files in dir.
+func lacking(dir string, names ...string) []string {
+	var missing []string
+	for _, name := range names {
+		info, err := os.Stat(filepath.Join(dir, name))
+		if err != nil || !info.Mode().IsRegular() || info.Mode()&0o111 == 0 {
+			missing = append(missing, name)
+		}
+	}
+	return missing
+}
+
+// Versions are what the build module requires, the one place that states them.
+type Versions struct {
+	Kubernetes string // v1.36.3
+	Etcd       string // v3.6.16
+}
+
+// minor is the Kubernetes version without its patch and v: 1.36.
+func (v Versions) minor() string {
+	parts := strings.SplitN(strings.TrimPrefix(v.Kubernetes, "v"), ".", 3)
+	if len(parts) < 2 {
+		return v.Kubernetes
+	}
+	return parts[0] + "." + parts[1]
+}
+
+// ReadVersions reads them from the go.mod of the build module.
+func ReadVersions(ctx context.Context) (Versions, error) {
+	dir, err := buildModule(ctx)
+	if err != nil {
+		return Versions{}, err
+	}
+	// Only parses the file: `go list -m` would fetch the module graph.
+	out, err := goOutput(ctx, dir, "mod", "edit", "-json")
+	if err != nil {
+		return Versions{}, err
+	}
+	var mod struct {
+		Require []struct{ Path, Version string }
+	}
+	if err := json.Unmarshal(out, &mod); err != nil {
+		return Versions{}, fmt.Errorf("reading %s/go.mod: %w", dir, err)
+	}
+	var v Versions
+	for _, r := range mod.Require {
+		switch r.Path {
+		case "k8s.io/kubernetes":
+			v.Kubernetes = r.Version
+		case "go.etcd.io/etcd/server/v3":
+			v.Etcd = r.Version
+		}
+	}
+	if v.Kubernetes == "" || v.Etcd == "" {
+		return Versions{}, fmt.Errorf("%s/go.mod must require k8s.io/kubernetes and go.etcd.io/etcd/server/v3", dir)
+	}
+	return v, nil
+}
+
+// Root is the directory of Holdfast's own module, found from the working
+// directory: tests run in their package's directory, commands anywhere.
+func Root(ctx context.Context) (string, error) {
+	out, err := goOutput(ctx, "", "env", "GOMOD")
+	if err != nil {
+		return "", err
+	}
+	mod := strings.TrimSpace(string(out))
+	if mod == "" || mod == os.DevNull {
+		return "", errors.New("not inside a clone of Holdfast: run this in its directory")
+	}
+	return filepath.Dir(mod), nil
+}
+
+func buildModule(ctx context.Context) (string, error) {
+	root, err := Root(ctx)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(root, "hack", "controlplane", "build"), nil
+}
+
+func goOutput(ctx context.Context, dir string, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = dir
+	out, err := cmd.Output()
+	if err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			return nil, fmt.Errorf("go %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(string(exit.Stderr)))
+		}
+		return nil, fmt.Errorf("go %s: %w", strings.Join(args, " "), err)
+	}
+	return out, nil
+}
+
+// say writes one line of progress. A reader that is gone must not stop a build.
+func say(log io.Writer, format string, args ...any) {
+	_, _ = fmt.Fprintf(log, "controlplane: "+format+"\n", args...)
+}
