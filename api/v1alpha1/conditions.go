@@ -1,0 +1,31 @@
+// The condition types and reasons that more than one kind shares.
+// A new object carries its conditions as Unknown, reason Pending, from the CRD's own default:
+// it never reads as healthy before the operator has looked at it.
+
+package v1alpha1
+
+const (
+	// ConditionReady is true when the object does its work. AgentTool, IntentBudget and IdempotencyStore have it.
+	ConditionReady = "Ready"
+	// ConditionAccepted is true when the AgentTool's spec is valid and its references hold.
+	ConditionAccepted = "Accepted"
+	// ConditionProgrammed is true when every live gateway runs this generation of the AgentTool.
+	ConditionProgrammed = "Programmed"
+	// ConditionEpochAccepted is true when the store's memory is the one that this object had before.
+	ConditionEpochAccepted = "EpochAccepted"
+	// ConditionHeld is true while the intent of a PaymentHold waits for a person.
+	ConditionHeld = "Held"
+	// ConditionResolved is true when the resolution of a PaymentHold has been taken by the record.
+	ConditionResolved = "Resolved"
+	// ConditionReconciling is present, and true, only while the operator works on the object.
+	ConditionReconciling = "Reconciling"
+	// ConditionStalled is present, and true, only while nothing can go on until the spec changes.
+	ConditionStalled = "Stalled"
+)
+
+const (
+	// ReasonPending is the reason of every condition that nobody has looked at yet.
+	ReasonPending = "Pending"
+	// ReasonRebound says that the object was made again with another reference than it had before.
+	ReasonRebound = "Rebound"
+)
