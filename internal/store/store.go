@@ -53,9 +53,10 @@ type Record struct {
 	Version uint64
 	// Nonce is that of the write that made this version.
 	Nonce string
-	// At is the store's time of that write.
+	// At is the store's time of that write, in whole microseconds.
 	At time.Time
-	// Due is when a sweep has to look at the record; zero: never. Kept in whole milliseconds.
+	// Due is when a sweep has to look at the record; zero: never. Kept in
+	// whole milliseconds, rounded down.
 	Due time.Time
 	// Held puts the record on the list of held ones.
 	Held bool
@@ -70,7 +71,8 @@ type Record struct {
 type Mark struct {
 	String string
 	Tag    string
-	// Until is when the mark ceases to be hit; zero: never.
+	// Until is when the mark ceases to be hit; zero: never. Kept in whole
+	// milliseconds, rounded up.
 	Until time.Time
 }
 
@@ -86,9 +88,11 @@ type Probe struct {
 // MeterEntry is what one record counts for in one meter. It is set, not added.
 type MeterEntry struct {
 	Meter string
-	// Amount is an exact decimal, 0 or more; "" and "0" remove the entry.
+	// Amount is an exact decimal, 0 or more, without sign and exponent; "" and 0
+	// remove the entry.
 	Amount string
 	// Limit refuses the write if it raises the meter's sum above it; "": no limit.
+	// A write that leaves the sum as it is or lowers it is never refused.
 	Limit string
 }
 
@@ -105,13 +109,14 @@ type Write struct {
 	// Nonce is new for every write, and the same when that write is repeated.
 	Nonce string
 	// Record is the new one; the store fills Key, Version, Nonce and At. Nil
-	// deletes the record with its marks and meter entries (Update only).
+	// deletes the record with its marks and meter entries (Update only); it then
+	// has an Expected version and neither marks nor meters.
 	Record *Record
 	// Marks replace those of the record and are stamped anew, unless KeepMarks.
 	Marks []Mark
 	// KeepMarks leaves marks and their stamps as they are (Update only).
 	KeepMarks bool
-	// Meters sets these entries of the record and leaves its others.
+	// Meters sets these entries of the record and leaves its others. A meter comes once.
 	Meters []MeterEntry
 }
 
@@ -150,11 +155,12 @@ type Result struct {
 	Outcome Outcome
 	// Now is the store's time of this step.
 	Now time.Time
-	// Version is that of the record just written (Written).
+	// Version is that of the record just written (Written); 0 after a delete.
 	Version uint64
 	// Record is the one that is there instead, with its body; nil: absent (Mismatch).
 	Record *Record
-	// Hits are at most MaxHits: First probes' hits, then unsettled records, then the newest (Blocked).
+	// Hits are at most MaxHits: First probes' hits, then unsettled records, then
+	// the newest, that is the highest Version (Blocked).
 	Hits []Hit
 	// HitCount is the number of different records that were hit (Blocked).
 	HitCount int
@@ -162,7 +168,7 @@ type Result struct {
 	ProbeHits []bool
 	// Watermark covers what this Reserve could see (Blocked).
 	Watermark Watermark
-	// Meter is the one that was full (OverLimit).
+	// Meter is the first one that was full (OverLimit).
 	Meter string
 }
 

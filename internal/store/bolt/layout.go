@@ -1,0 +1,270 @@
+package bolt
+
+// How records lie in the file.
+//
+// Every record has a number, the sequence at its creation, which is never used
+// again; the indexes name it instead of the key. Strings are opaque and may hold
+// any byte: one that is followed by something else in a key has its length before
+// it. Numbers are big-endian, so that they sort.
+//
+//	meta     format, epoch, key domain, sequence
+//	keys     key → number
+//	facts    number → version, times, flags, nonce, key
+//	headers  number → header
+//	bodies   number → body
+//	marks    length string, number, tag → stamp, until
+//	owned    number, length string, tag → nothing: the same marks by record
+//	due      milliseconds, number → nothing
+//	held     key → number
+//	sums     meter → decimal, never 0
+//	entries  number, meter → decimal, never 0
+//
+// Facts, header and body lie apart: thousands of hits are ranked by their facts
+// alone, and a list never touches a body.
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/holdfast-dev/holdfast/internal/store"
+)
+
+// format changes with every change to this layout.
+const format = "1"
+
+var (
+	bucketMeta    = []byte("meta")
+	bucketKeys    = []byte("keys")
+	bucketFacts   = []byte("facts")
+	bucketHeaders = []byte("headers")
+	bucketBodies  = []byte("bodies")
+	bucketMarks   = []byte("marks")
+	bucketOwned   = []byte("owned")
+	bucketDue     = []byte("due")
+	bucketHeld    = []byte("held")
+	bucketSums    = []byte("sums")
+	bucketEntries = []byte("entries")
+
+	buckets = [][]byte{
+		bucketMeta, bucketKeys, bucketFacts, bucketHeaders, bucketBodies, bucketMarks,
+		bucketOwned, bucketDue, bucketHeld, bucketSums, bucketEntries,
+	}
+
+	metaFormat    = []byte("format")
+	metaEpoch     = []byte("epoch")
+	metaKeyDomain = []byte("keyDomain")
+	metaSequence  = []byte("sequence")
+)
+
+var errDamaged = errors.New("the store's file is damaged")
+
+// txn is a bolt transaction with its buckets. All changes go through put and
+// remove, so that it is known whether a step has begun to write.
+type txn struct {
+	now     func() time.Time
+	changes int
+
+	meta, keys, facts, headers, bodies, marks, owned, due, held, sums, entries *bbolt.Bucket
+}
+
+func newTxn(btx *bbolt.Tx, now func() time.Time) *txn {
+	return &txn{
+		now:  now,
+		meta: btx.Bucket(bucketMeta), keys: btx.Bucket(bucketKeys), facts: btx.Bucket(bucketFacts),
+		headers: btx.Bucket(bucketHeaders), bodies: btx.Bucket(bucketBodies), marks: btx.Bucket(bucketMarks),
+		owned: btx.Bucket(bucketOwned), due: btx.Bucket(bucketDue), held: btx.Bucket(bucketHeld),
+		sums: btx.Bucket(bucketSums), entries: btx.Bucket(bucketEntries),
+	}
+}
+
+func (t *txn) put(b *bbolt.Bucket, key, value []byte) error {
+	t.changes++
+	return b.Put(key, value)
+}
+
+func (t *txn) remove(b *bbolt.Bucket, key []byte) error {
+	t.changes++
+	return b.Delete(key)
+}
+
+// putOrRemove leaves no empty values behind.
+func (t *txn) putOrRemove(b *bbolt.Bucket, key, value []byte) error {
+	if len(value) == 0 {
+		if b.Get(key) == nil {
+			return nil
+		}
+		return t.remove(b, key)
+	}
+	return t.put(b, key, value)
+}
+
+func (t *txn) identity() store.Identity {
+	return store.Identity{Epoch: string(t.meta.Get(metaEpoch)), KeyDomain: string(t.meta.Get(metaKeyDomain))}
+}
+
+// sequence is the number of the last write.
+func (t *txn) sequence() (uint64, error) {
+	v := t.meta.Get(metaSequence)
+	switch len(v) {
+	case 0:
+		return 0, nil
+	case 8:
+		return binary.BigEndian.Uint64(v), nil
+	}
+	return 0, fmt.Errorf("%w: sequence of %d bytes", errDamaged, len(v))
+}
+
+func number(n uint64) []byte {
+	return binary.BigEndian.AppendUint64(nil, n)
+}
+
+// sized appends a string with its length before it.
+func sized(b []byte, s string) []byte {
+	return append(binary.BigEndian.AppendUint16(b, uint16(len(s))), s...)
+}
+
+// cutSized takes a string with its length off the front.
+func cutSized(b []byte) (s, rest []byte, ok bool) {
+	if len(b) < 2 {
+		return nil, nil, false
+	}
+	n := int(binary.BigEndian.Uint16(b))
+	if len(b) < 2+n {
+		return nil, nil, false
+	}
+	return b[2 : 2+n], b[2+n:], true
+}
+
+func markKey(id uint64, m mark) []byte {
+	b := make([]byte, 0, 2+len(m.text)+8+len(m.tag))
+	return append(binary.BigEndian.AppendUint64(sized(b, m.text), id), m.tag...)
+}
+
+func ownedKey(id uint64, m mark) []byte {
+	b := make([]byte, 0, 8+2+len(m.text)+len(m.tag))
+	return append(sized(binary.BigEndian.AppendUint64(b, id), m.text), m.tag...)
+}
+
+// markValue holds the stamp and the millisecond at which the mark is over; 0: never.
+func markValue(stamp uint64, until int64) []byte {
+	return binary.BigEndian.AppendUint64(number(stamp), uint64(until))
+}
+
+func entryKey(id uint64, meter string) []byte {
+	return append(number(id), meter...)
+}
+
+func dueKey(due int64, id uint64) []byte {
+	return binary.BigEndian.AppendUint64(number(uint64(due)), id)
+}
+
+// facts is what is kept of a record apart from header and body. At is in
+// microseconds and due in milliseconds since 1970; due is 0 for none.
+type facts struct {
+	version   uint64
+	at        int64
+	due       int64
+	held      bool
+	unsettled bool
+	nonce     string
+	key       string
+}
+
+const (
+	flagHeld = 1 << iota
+	flagUnsettled
+
+	// factsFixed is the length of what comes before the nonce: version, at, due, flags.
+	factsFixed = 8 + 8 + 8 + 1
+)
+
+func (f facts) encode() []byte {
+	b := make([]byte, 0, factsFixed+2+len(f.nonce)+len(f.key))
+	b = binary.BigEndian.AppendUint64(b, f.version)
+	b = binary.BigEndian.AppendUint64(b, uint64(f.at))
+	b = binary.BigEndian.AppendUint64(b, uint64(f.due))
+	var flags byte
+	if f.held {
+		flags |= flagHeld
+	}
+	if f.unsettled {
+		flags |= flagUnsettled
+	}
+	return append(sized(append(b, flags), f.nonce), f.key...)
+}
+
+func decodeFacts(b []byte) (facts, error) {
+	if len(b) < factsFixed {
+		return facts{}, fmt.Errorf("%w: facts of %d bytes", errDamaged, len(b))
+	}
+	nonce, key, ok := cutSized(b[factsFixed:])
+	if !ok {
+		return facts{}, fmt.Errorf("%w: facts without nonce", errDamaged)
+	}
+	version, unsettled := rankOf(b)
+	return facts{
+		version:   version,
+		at:        int64(binary.BigEndian.Uint64(b[8:])),
+		due:       int64(binary.BigEndian.Uint64(b[16:])),
+		held:      b[24]&flagHeld != 0,
+		unsettled: unsettled,
+		nonce:     string(nonce),
+		key:       string(key),
+	}, nil
+}
+
+// rankOf reads what hits are ordered by out of encoded facts.
+func rankOf(b []byte) (version uint64, unsettled bool) {
+	return binary.BigEndian.Uint64(b), b[24]&flagUnsettled != 0
+}
+
+// find returns a record's number and facts; 0 if it is absent.
+func (t *txn) find(key string) (uint64, facts, error) {
+	v := t.keys.Get([]byte(key))
+	if v == nil {
+		return 0, facts{}, nil
+	}
+	if len(v) != 8 {
+		return 0, facts{}, fmt.Errorf("%w: record number of %d bytes", errDamaged, len(v))
+	}
+	id := binary.BigEndian.Uint64(v)
+	f, err := decodeFacts(t.facts.Get(v))
+	return id, f, err
+}
+
+// record builds a record out of the file, with copies of its own.
+func (t *txn) record(id uint64, f facts, body bool) *store.Record {
+	r := &store.Record{
+		Key: f.key, Version: f.version, Nonce: f.nonce, At: time.UnixMicro(f.at).UTC(),
+		Held: f.held, Unsettled: f.unsettled,
+		Header: clone(t.headers.Get(number(id))),
+	}
+	if f.due != 0 {
+		r.Due = time.UnixMilli(f.due).UTC()
+	}
+	if body {
+		r.Body = clone(t.bodies.Get(number(id)))
+	}
+	return r
+}
+
+// clone copies what must outlive its transaction or its caller; empty is nil.
+func clone(b []byte) []byte {
+	return append([]byte(nil), b...)
+}
+
+// milliseconds is a time as it is kept, rounded down, or up if ceil; 0: none.
+func milliseconds(t time.Time, ceil bool) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	ms := t.UnixMilli()
+	if ceil && t.After(time.UnixMilli(ms)) {
+		ms++
+	}
+	return ms
+}
