@@ -1,0 +1,285 @@
+// This file is about fingerprints: one hash for one call, whichever way it is
+// written. Every part goes into the hash with its length before it, so no two
+// lists of parts are the same bytes. The upstream's host is never a part, nor
+// are headers.
+
+package intent
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"hash"
+	"mime"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// Request is a call as it came.
+type Request struct {
+	Method string
+	// Suffix is the path below the tool, as the gateway will send it.
+	Suffix string
+	Query  url.Values
+	// ContentType decides how the body is read: see DecodeBody.
+	ContentType string
+	// Body is the body without any content coding.
+	Body []byte
+}
+
+// Volatile names the parts of a body that do not tell one call from another,
+// as JSON pointers (RFC 6901). Into an array a pointer goes by index, counted
+// before anything is left out; of a form it names a field, /memo. A pointer to
+// something that is not there means nothing, and neither do pointers into a
+// body that is not decoded.
+type Volatile struct {
+	// Ignore: left out, with all that is in them.
+	Ignore []string
+	// Addresses: strings, or arrays of strings, in which the case of the letters
+	// A to Z means nothing.
+	Addresses []string
+}
+
+// Check says whether every pointer is one. The empty pointer, which means the
+// whole body, is refused.
+func (v Volatile) Check() error {
+	_, err := v.tree()
+	return err
+}
+
+// The kinds of body. They are part of the fingerprint, so that no body, null,
+// and the four bytes "null" of another type are three different calls.
+const (
+	bodyNone  = "none"
+	bodyJSON  = "json"
+	bodyForm  = "form"
+	bodyBytes = "bytes"
+)
+
+// bodyKind says how a body is read.
+func bodyKind(contentType string, body []byte) (string, error) {
+	if len(body) == 0 {
+		return bodyNone, nil
+	}
+	if contentType == "" {
+		return bodyBytes, nil
+	}
+	media, params, err := mime.ParseMediaType(contentType)
+	if err != nil {
+		return "", invalid("content type", "%.80q is not a media type: send one such as application/json", contentType)
+	}
+	kind := bodyBytes
+	switch {
+	case media == "application/json" || strings.HasSuffix(media, "+json"):
+		kind = bodyJSON
+	case media == "application/x-www-form-urlencoded":
+		kind = bodyForm
+	}
+	if charset := params["charset"]; kind != bodyBytes && charset != "" && !strings.EqualFold(charset, "utf-8") && !strings.EqualFold(charset, "us-ascii") {
+		return "", invalid("content type", "the charset %.40q is not supported: send UTF-8", charset)
+	}
+	return kind, nil
+}
+
+// DecodeBody reads a body by its media type. JSON (application/json, and any
+// type that ends in +json) as ParseJSON does; a form
+// (application/x-www-form-urlencoded) as a map[string]any in which a field is a
+// string, or an []any of strings if it came more than once. An empty body, and
+// a body of any other type, also multipart, is nil: of these only the bytes
+// count, and no expression can look into them.
+func DecodeBody(contentType string, body []byte) (any, error) {
+	kind, err := bodyKind(contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	switch kind {
+	case bodyJSON:
+		return ParseJSON(body)
+	case bodyForm:
+		return parseForm(body)
+	}
+	return nil, nil
+}
+
+func parseForm(body []byte) (any, error) {
+	fields, err := url.ParseQuery(string(body))
+	if err != nil {
+		return nil, invalid("body", "is not a form: escape each field as application/x-www-form-urlencoded wants it")
+	}
+	out := make(map[string]any, len(fields))
+	for name, values := range fields {
+		list := make([]any, len(values))
+		for i, value := range values {
+			if !utf8.ValidString(name) || !utf8.ValidString(value) {
+				return nil, invalid("body", "a form field is not valid UTF-8: send UTF-8")
+			}
+			list[i] = value
+		}
+		if len(list) == 1 {
+			out[name] = list[0]
+		} else {
+			out[name] = list
+		}
+	}
+	return out, nil
+}
+
+// Fingerprint is the SHA-256 of the canonical call without its volatile fields,
+// as "sha256:" and hex: method, suffix, query (keys sorted, the values of a key
+// in order) and body. A body that DecodeBody decodes counts in its canonical
+// form, any other one in its bytes.
+func Fingerprint(r Request, v Volatile) (string, error) {
+	tree, err := v.tree()
+	if err != nil {
+		return "", err
+	}
+	kind, err := bodyKind(r.ContentType, r.Body)
+	if err != nil {
+		return "", err
+	}
+	body := r.Body
+	if kind == bodyJSON || kind == bodyForm {
+		decoded, err := DecodeBody(r.ContentType, r.Body)
+		if err != nil {
+			return "", err
+		}
+		body = Canonical(tree.apply(decoded))
+	}
+
+	h := parts{sha256.New()}
+	h.add("holdfast.dev/fingerprint/v1")
+	h.add(r.Method)
+	h.add(r.Suffix)
+	h.add(strconv.Itoa(len(r.Query)))
+	for _, key := range sortedKeys(r.Query) {
+		h.add(key)
+		h.add(strconv.Itoa(len(r.Query[key])))
+		for _, value := range r.Query[key] {
+			h.add(value)
+		}
+	}
+	h.add(kind)
+	h.add(string(body))
+	return "sha256:" + hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// parts hashes a list of texts, each with its length before it.
+type parts struct{ hash.Hash }
+
+func (p parts) add(text string) {
+	// A hash never fails to be written to.
+	_, _ = p.Write([]byte(strconv.Itoa(len(text)) + ":" + text))
+}
+
+// pointerTree is a set of pointers, as the tree of their tokens.
+type pointerTree struct {
+	ignore  bool
+	address bool
+	next    map[string]*pointerTree
+}
+
+func (v Volatile) tree() (*pointerTree, error) {
+	root := &pointerTree{}
+	for _, pointer := range v.Ignore {
+		node, err := root.insert(pointer)
+		if err != nil {
+			return nil, err
+		}
+		node.ignore = true
+	}
+	for _, pointer := range v.Addresses {
+		node, err := root.insert(pointer)
+		if err != nil {
+			return nil, err
+		}
+		node.address = true
+	}
+	return root, nil
+}
+
+var unescapePointer = strings.NewReplacer("~1", "/", "~0", "~")
+
+func (t *pointerTree) insert(pointer string) (*pointerTree, error) {
+	switch {
+	case pointer == "":
+		return nil, invalid("volatile", "the empty JSON pointer means the whole body: name fields, such as /memo")
+	case pointer[0] != '/':
+		return nil, invalid("volatile", `%.80q is not a JSON pointer: begin it with "/", such as /memo`, pointer)
+	}
+	node := t
+	for token := range strings.SplitSeq(pointer[1:], "/") {
+		if strings.Count(token, "~") != strings.Count(token, "~0")+strings.Count(token, "~1") {
+			return nil, invalid("volatile", `%.80q is not a JSON pointer: write "~" as ~0 and "/" as ~1`, pointer)
+		}
+		token = unescapePointer.Replace(token)
+		child := node.next[token]
+		if child == nil {
+			child = &pointerTree{}
+			if node.next == nil {
+				node.next = map[string]*pointerTree{}
+			}
+			node.next[token] = child
+		}
+		node = child
+	}
+	return node, nil
+}
+
+// apply gives v as it counts. v itself is left as it is; what no pointer
+// touches is shared.
+func (t *pointerTree) apply(v any) any {
+	if t.address {
+		v = lowerAddress(v)
+	}
+	if len(t.next) == 0 {
+		return v
+	}
+	switch v := v.(type) {
+	case map[string]any:
+		out := make(map[string]any, len(v))
+		for key, value := range v {
+			switch child := t.next[key]; {
+			case child == nil:
+				out[key] = value
+			case !child.ignore:
+				out[key] = child.apply(value)
+			}
+		}
+		return out
+	case []any:
+		out := make([]any, 0, len(v))
+		for i, value := range v {
+			switch child := t.next[strconv.Itoa(i)]; {
+			case child == nil:
+				out = append(out, value)
+			case !child.ignore:
+				out = append(out, child.apply(value))
+			}
+		}
+		return out
+	}
+	return v
+}
+
+func lowerAddress(v any) any {
+	switch v := v.(type) {
+	case string:
+		return strings.Map(func(r rune) rune {
+			if 'A' <= r && r <= 'Z' {
+				return r + 'a' - 'A'
+			}
+			return r
+		}, v)
+	case []any:
+		out := slices.Clone(v)
+		for i := range out {
+			if s, ok := out[i].(string); ok {
+				out[i] = lowerAddress(s)
+			}
+		}
+		return out
+	}
+	return v
+}
