@@ -118,22 +118,22 @@ type Policy struct {
 type Outcome string
 
 const (
-	// OutcomeOpen: no result is known yet. It counts as unknown.
-	OutcomeOpen Outcome = ""
-	// OutcomeSucceeded: the upstream said that it was done.
-	OutcomeSucceeded Outcome = "Succeeded"
-	// OutcomeFailed: the upstream said that nothing moved, for good.
-	OutcomeFailed Outcome = "Failed"
-	// OutcomeRetryable: nothing moved; another attempt may.
-	OutcomeRetryable Outcome = "Retryable"
-	// OutcomePending: accepted but not final. It counts as unknown.
-	OutcomePending Outcome = "Pending"
-	// OutcomeUnknown: it may have moved.
-	OutcomeUnknown Outcome = "Unknown"
+	// AttemptOpen: no result is known yet. It counts as unknown.
+	AttemptOpen Outcome = ""
+	// AttemptSucceeded: the upstream said that it was done.
+	AttemptSucceeded Outcome = "Succeeded"
+	// AttemptFailed: the upstream said that nothing moved, for good.
+	AttemptFailed Outcome = "Failed"
+	// AttemptRetryable: nothing moved; another attempt may.
+	AttemptRetryable Outcome = "Retryable"
+	// AttemptPending: accepted but not final. It counts as unknown.
+	AttemptPending Outcome = "Pending"
+	// AttemptUnknown: it may have moved.
+	AttemptUnknown Outcome = "Unknown"
 )
 
 // movedNothing says that the attempt is known to have moved nothing.
-func (o Outcome) movedNothing() bool { return o == OutcomeFailed || o == OutcomeRetryable }
+func (o Outcome) movedNothing() bool { return o == AttemptFailed || o == AttemptRetryable }
 
 // Response is an upstream's answer as it is stored and replayed.
 type Response struct {

@@ -1,0 +1,379 @@
+// This file is what happens to a call before it may be sent: the same ID's record
+// first, then an exact match, then all that stands in its way, in one Reserve.
+
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/holdfast-dev/holdfast/internal/store"
+)
+
+// Ticket is the right to send one attempt.
+type Ticket struct {
+	Key
+	Attempt int
+	// ProviderKey is the stable key that the upstream receives.
+	ProviderKey string
+
+	clock    Clock
+	deadline Reading // of the send
+	leaseEnd Reading // by this process's clocks
+	nonce    string
+	rec      *record
+	lenient  bool // mutation: the deadline is not looked at
+}
+
+// InTime says that the send's deadline is not over by either clock. It is asked
+// before every write on the connection, and again afterwards.
+func (t *Ticket) InTime() bool { return t.lenient || t.clock.Now().before(t.deadline) }
+
+// Left is the time until the send's deadline.
+func (t *Ticket) Left() time.Duration { return t.clock.Now().left(t.deadline) }
+
+// Admit says what is to become of a call. ALLOW carries the ticket to send it once.
+func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
+	key := c.Key.String()
+	var cur *record
+	for range maxTries {
+		// The clock that ends the send starts before the Reserve.
+		start := e.o.Clock.Now()
+		now, err := e.now(ctx)
+		if err != nil {
+			return Answer{}, err
+		}
+		if cur != nil {
+			if cur, err = e.advance(ctx, cur, now); err != nil {
+				return Answer{}, err
+			}
+		}
+		if cur != nil {
+			if reason, differs := cur.differs(c); differs {
+				return e.conflict(cur, reason), nil
+			}
+			if cur.State == Tombstone {
+				a, again, err := e.holdCall(ctx, &cur, cur.clone(), p, &hold{Reasons: []Reason{KeyExpired}}, now)
+				if again {
+					continue
+				}
+				return a, err
+			}
+			a, maySend := e.answer(cur, now)
+			if !maySend {
+				return a, nil
+			}
+		}
+		from := cur
+		next := e.begin(cur, c, p, now)
+		probes, kinds := probesFrom(from, next)
+		w, err := e.write(pending{from: from, to: next, on: onCall, now: now, nonce: next.last().Nonce})
+		if err != nil {
+			return Answer{}, err
+		}
+		w.Key = key
+		req := store.Reserve{Write: w, Probes: e.mutatedProbes(probes, from), PassedOver: e.mutatedPassed(next)}
+		res, err := e.repeat(ctx, start.after(e.o.Repeat), func() (store.Result, error) { return e.st.Reserve(ctx, req) })
+		if err != nil {
+			if errors.Is(err, store.ErrUnavailable) {
+				// It may have landed. Nobody will send under it: say so once the store answers.
+				t := e.ticket(next, start).Ticket
+				e.o.Later(func() { e.withdraw(t) })
+			}
+			return Answer{}, err
+		}
+		switch res.Outcome {
+		case store.Written:
+			next.version = res.Version
+			e.done(pending{from: from, to: next, on: onCall})
+			return e.ticket(next, start), nil
+		case store.Mismatch:
+			if cur, err = decode(res.Record); err != nil {
+				return Answer{}, err
+			}
+			e.see(cur)
+		case store.Blocked:
+			a, again, err := e.blocked(ctx, &cur, next, p, res, kinds)
+			if !again {
+				return a, err
+			}
+		default:
+			return Answer{}, fmt.Errorf("%w: a Reserve cannot be %s", ErrInvariant, res.Outcome)
+		}
+	}
+	return Answer{}, ErrContended
+}
+
+// probesFrom asks as the step's origin does: a first call also meets its own never-sent holds.
+func probesFrom(from, next *record) ([]store.Probe, []string) {
+	asker := *next
+	if from == nil {
+		asker.State = None
+	}
+	return asker.probes()
+}
+
+// begin is the record as it will be in flight with its next attempt.
+func (e *Engine) begin(cur *record, c Call, p Policy, now time.Time) *record {
+	var next *record
+	if cur == nil {
+		next = &record{key: c.Key.String()}
+		next.header = header{
+			Namespace: c.Namespace, Tool: c.Tool, Caller: c.Caller, CallerUID: c.CallerUID, IntentID: c.IntentID,
+			Scope: c.Scope, Lineage: c.Lineage, Amount: c.Amount, Recipient: c.Recipient,
+			Fingerprint: c.Fingerprint, IdentityHash: c.IdentityHash, Created: now,
+		}
+		next.Generation = 1
+		next.ProviderKey = providerKey(e.id.KeyDomain, c.Key, 1)
+	} else {
+		next = cur.clone()
+	}
+	next.Policy = p
+	next.State, next.Changed = InFlight, now
+	lease := e.lease(p)
+	next.Attempts = append(next.Attempts, attempt{
+		Number: len(next.Attempts) + 1, Generation: next.Generation, Nonce: e.o.Nonce(),
+		Started: now, LeaseEnd: now.Add(lease), Lease: lease, Grace: e.o.Grace, SettleAfter: p.SettleAfter,
+	})
+	return next
+}
+
+func (e *Engine) ticket(r *record, start Reading) Answer {
+	a := r.last()
+	return Answer{
+		Verdict: Allow, Intent: r.view(e.id.Epoch),
+		Ticket: &Ticket{
+			Key: r.id(), Attempt: a.Number, ProviderKey: r.ProviderKey, clock: e.o.Clock,
+			deadline: start.after(a.Lease - e.o.Margin), leaseEnd: start.after(a.Lease),
+			nonce: a.Nonce, rec: r, lenient: e.o.mutation == noDeadline,
+		},
+	}
+}
+
+// differs compares a call with the record of its ID.
+func (r *record) differs(c Call) (Reason, bool) {
+	if r.CallerUID != c.CallerUID {
+		return ReasonCaller, true
+	}
+	sameAmount := (r.Amount == nil) == (c.Amount == nil) && (r.Amount == nil || *r.Amount == *c.Amount)
+	if !sameAmount || r.Recipient != c.Recipient || !r.Scope.Equal(c.Scope) {
+		return ReasonRequest, true
+	}
+	// Under another identity block fingerprints cannot be compared.
+	if r.IdentityHash == c.IdentityHash && r.Fingerprint != c.Fingerprint {
+		return ReasonRequest, true
+	}
+	return "", false
+}
+
+// conflict tells nothing of the record to a caller that may be another one.
+func (e *Engine) conflict(r *record, reason Reason) Answer {
+	v := View{Key: r.id(), Exists: true}
+	if reason == ReasonRequest {
+		v = r.view(e.id.Epoch)
+	}
+	return Answer{Verdict: Conflict, Reason: reason, Intent: v}
+}
+
+// answer is what the record's state says to a call with its ID, and whether the call may try to be sent.
+func (e *Engine) answer(r *record, now time.Time) (Answer, bool) {
+	a := Answer{Intent: r.view(e.id.Epoch)}
+	switch r.State {
+	case InFlight:
+		a.Verdict, a.Reason = InFlightNow, ReasonInFlight
+		a.RetryAfter = min(max(r.last().LeaseEnd.Sub(now), time.Second), e.o.Backoff)
+	case Retryable:
+		a.Verdict = Allow
+		if now.Before(r.RetryAt) {
+			a.Verdict, a.Reason, a.RetryAfter = InFlightNow, ReasonBackoff, r.RetryAt.Sub(now)
+			return a, false
+		}
+		return a, true
+	case Released:
+		a.Verdict = Allow
+		return a, true
+	case Held:
+		return e.heldAnswer(r), false
+	case Succeeded:
+		a.Verdict, a.Response = Replay, r.Response
+	case Failed:
+		switch {
+		case r.MarkedFailed:
+			a.Verdict, a.Reason = Deny, ReasonMarkedFailed
+		case r.Response == nil:
+			a.Verdict, a.Reason = Replay, ReasonUnreachable
+		default:
+			a.Verdict, a.Response = Replay, r.Response
+		}
+	case Rejected:
+		a.Verdict, a.Reason = Deny, ReasonRejected
+	case Tombstone:
+		a.Verdict, a.Reason, a.Reasons = UnknownHold, KeyExpired, []Reason{KeyExpired}
+	}
+	return a, false
+}
+
+func (e *Engine) heldAnswer(r *record) Answer {
+	h := r.Current
+	return Answer{
+		Verdict: UnknownHold, Reason: h.Reasons[0], Reasons: h.Reasons, Intent: r.view(e.id.Epoch),
+		Hold: HoldName(r.id(), h.Number), Matches: h.Matches, MatchCount: h.MatchCount,
+	}
+}
+
+// blocked answers a call whose Reserve was refused. again: the record has changed, look once more.
+func (e *Engine) blocked(ctx context.Context, cur **record, next *record, p Policy, res store.Result, kinds []string) (Answer, bool, error) {
+	obs, reasons, err := next.obstacles(res, kinds)
+	if err != nil {
+		return Answer{}, false, err
+	}
+	if !p.HoldExactMatch {
+		a, ok, err := e.exactMatch(ctx, obs, res.Now)
+		if ok || err != nil {
+			return a, false, err
+		}
+		if !slices.ContainsFunc(obs, func(o obstacle) bool { return o.exact && o.State == Tombstone }) {
+			// Not the answer's absence holds it, but what stands in the way.
+			for i, r := range reasons {
+				if r == ExactMatch {
+					reasons[i] = ScopeOverlap
+				}
+			}
+			slices.Sort(reasons)
+			reasons = slices.Compact(reasons)
+		}
+	}
+	// An agent that loops under new IDs is shown the hold that it has.
+	var newest *obstacle
+	for i := range obs {
+		if obs[i].neverSent && obs[i].State == Held && (newest == nil || obs[i].Changed.After(newest.Changed)) {
+			newest = &obs[i]
+		}
+	}
+	if newest != nil {
+		r, now, err := e.get(ctx, newest.key)
+		if err != nil {
+			return Answer{}, false, err
+		}
+		if r == nil || r.State != Held {
+			return Answer{}, true, nil
+		}
+		if r, err = e.advance(ctx, r, now); err != nil {
+			return Answer{}, false, err
+		}
+		if r == nil || r.State != Held {
+			return Answer{}, true, nil
+		}
+		return e.heldAnswer(r), false, nil
+	}
+	if len(reasons) == 0 {
+		return Answer{}, false, fmt.Errorf("%w: blocked without a reason", ErrInvariant)
+	}
+	base := next
+	if *cur != nil {
+		base = (*cur).clone()
+	} else {
+		base = next.clone()
+		base.Attempts = nil // it was not begun
+	}
+	h := &hold{
+		Reasons: reasons, Matches: matches(obs), MatchCount: res.HitCount,
+		Watermark: res.Watermark, Lineage: !p.IgnoreLineage,
+	}
+	return e.holdCall(ctx, cur, base, p, h, res.Now)
+}
+
+// exactMatch answers with the call that this one repeats under another ID.
+func (e *Engine) exactMatch(ctx context.Context, obs []obstacle, now time.Time) (Answer, bool, error) {
+	pick := func(state State) *obstacle {
+		var best *obstacle
+		for i := range obs {
+			o := &obs[i]
+			if o.exact && o.State == state && (best == nil || o.Changed.After(best.Changed)) {
+				best = o
+			}
+		}
+		return best
+	}
+	for _, state := range []State{Succeeded, InFlight, Held} {
+		o := pick(state)
+		if o == nil {
+			continue
+		}
+		r, at, err := e.get(ctx, o.key)
+		if err != nil {
+			return Answer{}, false, err
+		}
+		if r, err = e.advance(ctx, r, at); err != nil {
+			return Answer{}, false, err
+		}
+		if r == nil {
+			continue
+		}
+		switch r.State {
+		case Succeeded, InFlight, Held:
+			a, _ := e.answer(r, now)
+			return a, true, nil
+		}
+	}
+	return Answer{}, false, nil
+}
+
+// holdCall writes the hold of a call that may not be sent.
+func (e *Engine) holdCall(ctx context.Context, cur **record, next *record, p Policy, h *hold, now time.Time) (Answer, bool, error) {
+	next.Policy = p
+	nonce := e.o.Nonce()
+	next.hold(h, nonce, now)
+	limited := next.neverSent()
+	res, r, err := e.update(ctx, pending{from: *cur, to: next, on: onBlocked, now: now, nonce: nonce, limited: limited}, e.soon())
+	if err != nil {
+		return Answer{}, false, err
+	}
+	switch res.Outcome {
+	case store.Written:
+		return e.heldAnswer(next), false, nil
+	case store.OverLimit:
+		return Answer{
+			Verdict: Deny, Reason: ReasonTooManyHolds, RetryAfter: time.Minute,
+			Intent: View{Key: next.id()}, Matches: h.Matches, MatchCount: h.MatchCount, Reasons: h.Reasons,
+		}, false, nil
+	default:
+		*cur = r
+		return Answer{}, true, nil
+	}
+}
+
+// hold puts the record on hold with the next number.
+func (r *record) hold(h *hold, nonce string, now time.Time) {
+	if r.Current != nil {
+		if r.Current.End == "" {
+			r.Current.End, r.Current.EndedAt = HoldVoid, now
+		}
+		r.endHold()
+	}
+	r.Hold++
+	h.Number, h.Nonce, h.At = r.Hold, nonce, now
+	h.Waiting, h.WaitingUntil = false, time.Time{}
+	if at, _ := r.waitOver(); at.After(now) {
+		h.Waiting, h.WaitingUntil = true, at
+	}
+	r.Current = h
+	r.State, r.Changed = Held, now
+	r.Response, r.RetryAt, r.ReleasedAt = nil, time.Time{}, time.Time{}
+	r.SettledAt, r.SettledAs = time.Time{}, ""
+	r.MarkedPaid, r.MarkedFailed, r.Expired = false, false, false
+}
+
+// endHold moves the current hold to the ended ones, without what only an open one needs.
+func (r *record) endHold() {
+	h := *r.Current
+	h.Matches, h.Watermark = nil, ""
+	r.Ended = append(r.Ended, h)
+	if len(r.Ended) > maxHoldHistory {
+		r.Ended = r.Ended[len(r.Ended)-maxHoldHistory:]
+	}
+	r.Current = nil
+}

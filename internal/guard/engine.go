@@ -1,0 +1,425 @@
+// This file is the engine's frame: what it is made of, how it writes, and how it
+// knows the store's time.
+//
+// Every write is compare-and-set with a nonce of its own. A reply that is lost is
+// followed by the same write again, which the store recognises.
+
+package guard
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/holdfast-dev/holdfast/internal/store"
+)
+
+const (
+	// maxTries is how often one call looks again when others change its record meanwhile.
+	maxTries = 32
+	// staleAfter is how old the last known time of the store may be before it is asked anew.
+	staleAfter = 5 * time.Second
+)
+
+// Change is a step that was made durable.
+type Change struct {
+	Intent   View
+	From, To State
+	Event    string
+}
+
+// Options of an engine. Zero values are replaced by the defaults named.
+type Options struct {
+	Clock Clock // the machine's
+	// Settlement is the time within a lease for writing the outcome; 2 s.
+	Settlement time.Duration
+	// Margin is the time between the send's deadline and the lease's end; 1 s.
+	Margin time.Duration
+	// Grace is the time after the lease's end in which nobody judges; 2 s.
+	Grace time.Duration
+	// Attempts is how many attempts an intent has; 5.
+	Attempts int
+	// Backoff is the least time between two attempts; 2 s.
+	Backoff time.Duration
+	// ReleaseFor is how long a release may stay unused; 24 h.
+	ReleaseFor time.Duration
+	// TombstoneFor is how long a tombstone stays, at the least the window; 90 days.
+	TombstoneFor time.Duration
+	// Repeat is how long a write is repeated while the store does not answer; 3 s. A
+	// settlement is repeated until its lease ends.
+	Repeat time.Duration
+	// Observe is told of every step; it must not block.
+	Observe func(Change)
+	// Sleep waits between repeats of a write.
+	Sleep func(ctx context.Context, d time.Duration)
+	// Later runs what must still be written after its caller was answered.
+	Later func(func())
+	// Nonce makes a new one; 128 random bits.
+	Nonce func() string
+
+	// mutation takes one rule out, for tests that must then find a double charge.
+	mutation mutation
+}
+
+// Engine decides for the records of one store.
+type Engine struct {
+	st store.Store
+	id store.Identity
+	o  Options
+
+	mu sync.Mutex
+	// The store's time as last heard, and this process's clock at that moment.
+	storeTime time.Time
+	heardAt   time.Duration
+	watched   map[string]watch
+}
+
+// watch is since when this process has been watching an attempt.
+type watch struct {
+	nonce   string
+	version uint64
+	since   time.Duration
+	seen    time.Duration
+}
+
+// New makes the engine of a store that has this identity.
+func New(st store.Store, id store.Identity, o Options) *Engine {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	def(&o.Settlement, 2*time.Second)
+	def(&o.Margin, time.Second)
+	def(&o.Grace, 2*time.Second)
+	def(&o.Backoff, 2*time.Second)
+	def(&o.ReleaseFor, 24*time.Hour)
+	def(&o.TombstoneFor, 90*24*time.Hour)
+	def(&o.Repeat, 3*time.Second)
+	if o.Attempts == 0 {
+		o.Attempts = 5
+	}
+	if o.Clock == nil {
+		o.Clock = SystemClock{}
+	}
+	if o.Observe == nil {
+		o.Observe = func(Change) {}
+	}
+	if o.Sleep == nil {
+		o.Sleep = func(ctx context.Context, d time.Duration) {
+			t := time.NewTimer(d)
+			defer t.Stop()
+			select {
+			case <-t.C:
+			case <-ctx.Done():
+			}
+		}
+	}
+	if o.Later == nil {
+		o.Later = func(f func()) { go f() }
+	}
+	if o.Nonce == nil {
+		o.Nonce = func() string {
+			var b [16]byte
+			_, _ = rand.Read(b[:]) // never fails (crypto/rand)
+			return hex.EncodeToString(b[:])
+		}
+	}
+	return &Engine{st: st, id: id, o: o, watched: map[string]watch{}}
+}
+
+// Identity is that of the engine's store.
+func (e *Engine) Identity() store.Identity { return e.id }
+
+// lease is how long an attempt under this policy holds its record.
+func (e *Engine) lease(p Policy) time.Duration { return p.Timeout + e.o.Settlement + e.o.Margin }
+
+// heard takes note of the store's time.
+func (e *Engine) heard(t time.Time) {
+	if t.IsZero() {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.storeTime, e.heardAt = t, e.o.Clock.Now().Boot
+}
+
+// now is the store's time: as last heard, and gone on by this process's clock.
+func (e *Engine) now(ctx context.Context) (time.Time, error) {
+	e.mu.Lock()
+	t, at := e.storeTime, e.heardAt
+	e.mu.Unlock()
+	boot := e.o.Clock.Now().Boot
+	if t.IsZero() || boot-at > staleAfter {
+		page, err := e.st.List(ctx, store.List{What: store.ListDue, Before: time.Unix(0, 0), Limit: 1})
+		if err != nil {
+			return time.Time{}, err
+		}
+		e.heard(page.Now)
+		return page.Now, nil
+	}
+	return t.Add(boot - at), nil
+}
+
+// get reads a record and begins to watch it.
+func (e *Engine) get(ctx context.Context, key string) (*record, time.Time, error) {
+	sr, now, err := e.st.Get(ctx, key)
+	if err != nil {
+		return nil, now, err
+	}
+	e.heard(now)
+	r, err := decode(sr)
+	if err != nil {
+		return nil, now, err
+	}
+	e.see(r)
+	return r, now, nil
+}
+
+// see begins to watch the attempt that time will judge, if there is one.
+func (e *Engine) see(r *record) {
+	if r == nil {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if r.State != InFlight && (r.State != Held || r.Current == nil || !r.Current.Waiting) {
+		delete(e.watched, r.key)
+		return
+	}
+	boot := e.o.Clock.Now().Boot
+	nonce := ""
+	if a := r.last(); a != nil {
+		nonce = a.Nonce
+	}
+	w, ok := e.watched[r.key]
+	if !ok || w.nonce != nonce {
+		w = watch{nonce: nonce, since: boot}
+	}
+	w.version, w.seen = r.version, boot
+	e.watched[r.key] = w
+}
+
+// hasWatched says that this process has watched the record's last attempt for so long.
+func (e *Engine) hasWatched(r *record, d time.Duration) bool {
+	if e.o.mutation == noWatch {
+		return true
+	}
+	a := r.last()
+	if a == nil {
+		return false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	w, ok := e.watched[r.key]
+	return ok && w.nonce == a.Nonce && e.o.Clock.Now().Boot-w.since >= d
+}
+
+// pending is a write that is ready to be made.
+type pending struct {
+	from      *record // nil: none
+	to        *record // nil: deleted
+	on        event
+	now       time.Time
+	nonce     string
+	keepMarks bool
+	limited   bool // maxHeld applies
+}
+
+// write turns a pending step into what the store takes.
+func (e *Engine) write(p pending) (store.Write, error) {
+	w := store.Write{Epoch: e.id.Epoch, Nonce: p.nonce, KeepMarks: p.keepMarks}
+	from, to := None, None
+	if p.from != nil {
+		w.Key, w.Expected, from = p.from.key, p.from.version, p.from.State
+	}
+	if p.to != nil {
+		to = p.to.State
+	}
+	if err := checkStep(from, p.on, to); err != nil {
+		return w, err
+	}
+	if p.to == nil {
+		return w, nil
+	}
+	w.Key = p.to.key
+	if e.o.mutation == none {
+		if err := p.to.check(); err != nil {
+			return w, fmt.Errorf("%w (on %s)", err, p.on)
+		}
+	}
+	h, err := json.Marshal(&p.to.header)
+	if err != nil {
+		return w, err
+	}
+	b, err := json.Marshal(&p.to.body)
+	if err != nil {
+		return w, err
+	}
+	w.Record = &store.Record{
+		Due: p.to.due(e.o), Held: to == Held, Unsettled: !to.Settled(), Header: h, Body: b,
+	}
+	if !p.keepMarks {
+		w.Marks = e.mutatedMarks(p.to, p.now)
+	}
+	if to == Held || from == Held {
+		w.Meters = p.to.heldMeters(p.limited)
+	}
+	return w, nil
+}
+
+func heldMeter(budget string) string           { return lengthPrefixed("held", budget) }
+func heldMeterOf(budget, caller string) string { return lengthPrefixed("held", budget, caller) }
+func limitText(n int, limited bool) (limit string) {
+	if limited && n > 0 {
+		limit = strconv.Itoa(n)
+	}
+	return limit
+}
+
+// heldMeters counts the record while it is held and was never sent.
+func (r *record) heldMeters(limited bool) []store.MeterEntry {
+	amount := ""
+	if r.State == Held && r.neverSent() {
+		amount = "1"
+	}
+	return []store.MeterEntry{
+		{Meter: heldMeter(r.Policy.Budget), Amount: amount, Limit: limitText(r.Policy.MaxHeld, limited)},
+		{Meter: heldMeterOf(r.Policy.Budget, r.Caller), Amount: amount, Limit: limitText(r.Policy.MaxHeldPerCaller, limited)},
+	}
+}
+
+// repeat asks the store until it answers, at most until the time is over. The
+// request is the same every time, so that a write that was made is recognised.
+func (e *Engine) repeat(ctx context.Context, until Reading, ask func() (store.Result, error)) (store.Result, error) {
+	wait := 20 * time.Millisecond
+	for {
+		res, err := ask()
+		if err == nil {
+			e.heard(res.Now)
+			return res, nil
+		}
+		if !errors.Is(err, store.ErrUnavailable) || ctx.Err() != nil {
+			return res, err
+		}
+		left := e.o.Clock.Now().left(until)
+		if left <= 0 {
+			return res, err
+		}
+		e.o.Sleep(ctx, min(wait, left))
+		wait = min(wait*2, time.Second)
+	}
+}
+
+// update makes a step other than one into flight. A mismatch returns the record that is there.
+func (e *Engine) update(ctx context.Context, p pending, until Reading) (store.Result, *record, error) {
+	w, err := e.write(p)
+	if err != nil {
+		return store.Result{}, nil, err
+	}
+	res, err := e.repeat(ctx, until, func() (store.Result, error) { return e.st.Update(ctx, w) })
+	if err != nil {
+		return res, nil, err
+	}
+	switch res.Outcome {
+	case store.Written:
+		if p.to == nil {
+			return res, nil, nil
+		}
+		p.to.version = res.Version
+		e.done(p)
+		return res, p.to, nil
+	case store.Mismatch:
+		r, err := decode(res.Record)
+		e.see(r)
+		return res, r, err
+	default:
+		return res, p.from, nil
+	}
+}
+
+// done tells the observer, and begins or ends the watching.
+func (e *Engine) done(p pending) {
+	e.see(p.to)
+	from := None
+	if p.from != nil {
+		from = p.from.State
+	}
+	e.o.Observe(Change{Intent: p.to.view(e.id.Epoch), From: from, To: p.to.State, Event: string(p.on)})
+}
+
+// soon is the end of the time in which ordinary writes are repeated.
+func (e *Engine) soon() Reading { return e.o.Clock.Now().after(e.o.Repeat) }
+
+// Poll says what a call with this key would be told now, without sending anything.
+func (e *Engine) Poll(ctx context.Context, k Key) (Answer, error) {
+	r, now, err := e.get(ctx, k.String())
+	if err != nil {
+		return Answer{}, err
+	}
+	if r, err = e.advance(ctx, r, now); err != nil {
+		return Answer{}, err
+	}
+	if r == nil {
+		return Answer{Intent: View{Key: k}}, nil
+	}
+	a, _ := e.answer(r, now)
+	return a, nil
+}
+
+// Hold says what has become of a hold.
+func (e *Engine) Hold(ctx context.Context, id HoldID) (HoldView, error) {
+	r, now, err := e.get(ctx, id.Key.String())
+	if err != nil {
+		return HoldView{}, err
+	}
+	if r, err = e.advance(ctx, r, now); err != nil {
+		return HoldView{}, err
+	}
+	return e.holdOf(r, id), nil
+}
+
+// Holds returns a page of the intents that are held, each with its current hold.
+func (e *Engine) Holds(ctx context.Context, cursor string) ([]View, string, error) {
+	page, err := e.st.List(ctx, store.List{What: store.ListHeld, Cursor: cursor})
+	if err != nil {
+		return nil, "", err
+	}
+	e.heard(page.Now)
+	var out []View
+	for i := range page.Records {
+		r, _, err := e.get(ctx, page.Records[i].Key)
+		if err != nil {
+			if errors.Is(err, ErrCorrupt) {
+				continue // it is refused when it is called; the others must be shown
+			}
+			return nil, "", err
+		}
+		if r != nil && r.State == Held {
+			out = append(out, r.view(e.id.Epoch))
+		}
+	}
+	return out, page.Cursor, nil
+}
+
+// HeldCount is how many intents of the budget are held and were never sent.
+func (e *Engine) HeldCount(ctx context.Context, budget string) (int, error) {
+	s, err := e.st.Meter(ctx, heldMeter(budget))
+	if err != nil {
+		return 0, err
+	}
+	if s == "" {
+		return 0, nil
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		return 0, fmt.Errorf("%w: meter of held intents: %w", ErrCorrupt, err)
+	}
+	return n, nil
+}

@@ -1,0 +1,231 @@
+// This file turns paths, fingerprints and recipients into marks and probes, and
+// what the probes hit back into reasons. A store sees opaque strings only.
+//
+// A path marks itself and, differently, its ancestors; it probes itself, its
+// ancestors, and what lies under it.
+
+package guard
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"time"
+
+	"github.com/holdfast-dev/holdfast/internal/intent"
+	"github.com/holdfast-dev/holdfast/internal/store"
+)
+
+// kind of a mark or probe: the first part of its string.
+const (
+	markScope        = "scope"         // a path of the scope
+	markUnderScope   = "under-scope"   // something of the scope lies under this path
+	markLineage      = "lineage"       //
+	markUnderLineage = "under-lineage" //
+	markExact        = "exact"         // tool, caller, scope, lineage and fingerprint
+	markPayment      = "payment"       // tool, recipient and amount, tagged with the identity's hash
+	markNeverSent    = "never-sent"    // tool, caller and scope of a hold that was never sent
+)
+
+func digest(parts ...string) string {
+	sum := sha256.Sum256([]byte(lengthPrefixed(parts...)))
+	return hex.EncodeToString(sum[:])
+}
+
+func markString(kind, budget, rest string) string { return lengthPrefixed(kind, budget, rest) }
+
+func exactString(h *header, budget string) string {
+	return markString(markExact, budget, digest(h.Tool, h.Caller, h.Scope.String(), string(h.Lineage), h.Fingerprint))
+}
+
+func paymentString(h *header, budget string) string {
+	amount := ""
+	if h.Amount != nil {
+		amount = lengthPrefixed(h.Amount.Currency, h.Amount.Value)
+	}
+	return markString(markPayment, budget, digest(h.Tool, h.Recipient, amount))
+}
+
+func neverSentString(h *header, budget string) string {
+	return markString(markNeverSent, budget, digest(h.Tool, h.Caller, h.Scope.String()))
+}
+
+// marks are those that the record leaves in its present state.
+func (r *record) marks(now time.Time) []store.Mark {
+	stands, ends := r.standing()
+	if !stands {
+		if r.State == Held && r.neverSent() {
+			return []store.Mark{{String: neverSentString(&r.header, r.Policy.Budget)}}
+		}
+		return nil
+	}
+	var until time.Time
+	if ends {
+		until = now.Add(r.Policy.Window)
+	}
+	seen := map[string]bool{}
+	var out []store.Mark
+	add := func(kind, rest, tag string) {
+		s := rest
+		if kind != "" {
+			s = markString(kind, r.Policy.Budget, rest)
+		}
+		if !seen[s] {
+			seen[s] = true
+			out = append(out, store.Mark{String: s, Tag: tag, Until: until})
+		}
+	}
+	paths := func(own, under string, p intent.Path) {
+		add(own, string(p), "")
+		for _, a := range p.Ancestors() {
+			add(under, string(a), "")
+		}
+	}
+	for _, p := range r.Scope {
+		paths(markScope, markUnderScope, p)
+	}
+	if r.Lineage != "" {
+		paths(markLineage, markUnderLineage, r.Lineage)
+		add("", exactString(&r.header, r.Policy.Budget), "")
+	}
+	add("", paymentString(&r.header, r.Policy.Budget), r.IdentityHash)
+	return out
+}
+
+// probes are what a step into flight asks, with the kind of each.
+func (r *record) probes() (probes []store.Probe, kinds []string) {
+	seen := map[string]bool{}
+	add := func(kind string, p store.Probe) {
+		if !seen[p.String] {
+			seen[p.String] = true
+			probes, kinds = append(probes, p), append(kinds, kind)
+		}
+	}
+	b := r.Policy.Budget
+	if r.Lineage != "" {
+		add(markExact, store.Probe{String: exactString(&r.header, b), First: true})
+	}
+	if r.State == None {
+		// A loop that comes again under new IDs is answered with the hold that it
+		// has already; one's own release is not stopped by a later twin.
+		add(markNeverSent, store.Probe{String: neverSentString(&r.header, b), First: true})
+	}
+	paths := func(own, under string, p intent.Path) {
+		add(own, store.Probe{String: markString(own, b, string(p))})
+		for _, a := range p.Ancestors() {
+			add(own, store.Probe{String: markString(own, b, string(a))})
+		}
+		add(own, store.Probe{String: markString(under, b, string(p))})
+	}
+	for _, p := range r.Scope {
+		paths(markScope, markUnderScope, p)
+	}
+	if r.Lineage != "" && !r.Policy.IgnoreLineage {
+		paths(markLineage, markUnderLineage, r.Lineage)
+	}
+	add(markPayment, store.Probe{String: paymentString(&r.header, b), Except: r.IdentityHash})
+	return probes, kinds
+}
+
+// passedOver are the watermarks that count under the policy of this step: a
+// release does not cover lineages that its hold had not compared.
+func (r *record) passedOver() []store.Watermark {
+	var out []store.Watermark
+	for _, p := range r.Passed {
+		if p.Lineage || r.Policy.IgnoreLineage {
+			out = append(out, p.Watermark)
+		}
+	}
+	return out
+}
+
+// obstacle is a record in the way, and how it relates to the call.
+type obstacle struct {
+	header
+	key       string
+	exact     bool
+	neverSent bool
+	reasons   []Reason
+}
+
+// obstacles reads what a refused Reserve has hit: the records, and all reasons together.
+func (r *record) obstacles(res store.Result, kinds []string) ([]obstacle, []Reason, error) {
+	all := map[Reason]bool{}
+	var out []obstacle
+	for i := range res.Hits {
+		h, err := decodeHeader(&res.Hits[i].Record)
+		if err != nil {
+			return nil, nil, err
+		}
+		o := obstacle{header: h, key: res.Hits[i].Record.Key}
+		of := map[Reason]bool{}
+		for _, p := range res.Hits[i].Probes {
+			switch kinds[p] {
+			case markExact:
+				o.exact = true
+			case markNeverSent:
+				o.neverSent = true
+			case markScope:
+				of[ScopeOverlap] = true
+			case markLineage:
+				of[LineageOverlap] = true
+			case markPayment:
+				of[IdentityChanged] = true
+			}
+		}
+		if o.exact {
+			// It is the same call, not merely one for the same thing.
+			of = map[Reason]bool{ExactMatch: true}
+		}
+		o.reasons = ordered(of)
+		for _, x := range o.reasons {
+			all[x] = true
+		}
+		out = append(out, o)
+	}
+	if res.HitCount > len(res.Hits) {
+		// Beyond the headers only the probes speak.
+		for i, hit := range res.ProbeHits {
+			if !hit {
+				continue
+			}
+			switch kinds[i] {
+			case markScope:
+				all[ScopeOverlap] = true
+			case markLineage:
+				all[LineageOverlap] = true
+			case markPayment:
+				all[IdentityChanged] = true
+			}
+		}
+	}
+	return out, ordered(all), nil
+}
+
+func ordered(set map[Reason]bool) []Reason {
+	var out []Reason
+	for _, r := range []Reason{ExactMatch, ScopeOverlap, LineageOverlap, OutcomeUnknown, KeyExpired, IdentityChanged} {
+		if set[r] {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// matches shows obstacles to a person, the most telling first.
+func matches(obs []obstacle) []Match {
+	var out []Match
+	for _, o := range obs {
+		if len(out) == MaxMatches {
+			break
+		}
+		relation := "Related"
+		if len(o.reasons) > 0 {
+			relation = string(o.reasons[0])
+		}
+		out = append(out, Match{
+			Caller: o.Caller, Tool: o.Tool, IntentID: o.IntentID, Relation: relation,
+			Amount: o.Amount, State: o.State, At: o.Changed,
+		})
+	}
+	return out
+}

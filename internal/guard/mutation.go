@@ -1,0 +1,67 @@
+// This file lists the rules that a test may take out of the engine, one at a time,
+// to show that the simulator notices. In production no rule is ever out.
+
+package guard
+
+import (
+	"time"
+
+	"github.com/holdfast-dev/holdfast/internal/store"
+)
+
+type mutation string
+
+const (
+	none             mutation = ""
+	noDeadline       mutation = "a sender ignores its deadline"
+	noGrace          mutation = "the sweep acts at the lease's end"
+	noWatch          mutation = "a judge trusts the store's clock alone"
+	noWaiting        mutation = "an unknown outcome is released at once"
+	earlyMarkFailed  mutation = "an unknown outcome is marked as failed at once"
+	noHoldNumber     mutation = "a resolution is not bound to its hold"
+	noFence          mutation = "a stale holder settles what is in flight"
+	noJoin           mutation = "a failure erases an unknown outcome"
+	sweepRetries     mutation = "a lease that is over gives a free retry"
+	sweepForgets     mutation = "the sweep ignores a success that was kept"
+	coversEverything mutation = "a release passes over whatever came since"
+	everyHoldFreezes mutation = "every hold freezes a watermark"
+	noLaterProbes    mutation = "later steps into flight do not probe"
+	unknownIsFree    mutation = "an unknown outcome stands in nobody's way"
+	rejectedIsFree   mutation = "a rejected unknown outcome stands in nobody's way"
+)
+
+// everything is a watermark that the mutated engine uses to pass over all marks.
+const everything store.Watermark = "18446744073709551615"
+
+func (e *Engine) mutatedProbes(probes []store.Probe, from *record) []store.Probe {
+	if e.o.mutation == noLaterProbes && from != nil {
+		return nil
+	}
+	return probes
+}
+
+func (e *Engine) mutatedPassed(r *record) []store.Watermark {
+	if (e.o.mutation == coversEverything || e.o.mutation == everyHoldFreezes) && len(r.Passed) > 0 {
+		return []store.Watermark{everything}
+	}
+	if e.o.mutation == coversEverything && r.Hold > 0 {
+		return []store.Watermark{everything}
+	}
+	return r.passedOver()
+}
+
+func (e *Engine) mutatedFreeze() store.Watermark {
+	if e.o.mutation == everyHoldFreezes {
+		return everything
+	}
+	return ""
+}
+
+func (e *Engine) mutatedMarks(r *record, now time.Time) []store.Mark {
+	free := e.o.mutation == unknownIsFree && (r.State == Held || r.State == Released) ||
+		e.o.mutation == rejectedIsFree && r.State == Rejected
+	if free {
+		return nil
+	}
+	return r.marks(now)
+}

@@ -1,0 +1,417 @@
+// This file is the record as the guard keeps it: a header that hits and lists
+// show, and a body with everything else. What follows from a record alone (is an
+// attempt unknown, what is the join, does it stand in the way) is computed here.
+
+package guard
+
+import (
+	"crypto/sha256"
+	"encoding/base32"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/holdfast-dev/holdfast/internal/intent"
+	"github.com/holdfast-dev/holdfast/internal/store"
+)
+
+const (
+	// maxHoldHistory is how many ended holds a record remembers.
+	maxHoldHistory = 64
+	// maxDetail bounds a text that comes from outside.
+	maxDetail = 512
+)
+
+type header struct {
+	Namespace         string        `json:"namespace"`
+	Tool              string        `json:"tool"`
+	Caller            string        `json:"caller"`
+	CallerUID         string        `json:"callerUID"`
+	IntentID          string        `json:"intentID"`
+	State             State         `json:"state"`
+	Scope             intent.Scope  `json:"scope"`
+	Lineage           intent.Path   `json:"lineage,omitempty"`
+	Amount            *intent.Money `json:"amount,omitempty"`
+	Recipient         string        `json:"recipient,omitempty"`
+	Fingerprint       string        `json:"fingerprint"`
+	IdentityHash      string        `json:"identityHash"`
+	Hold              int           `json:"hold,omitempty"`
+	ProviderReference string        `json:"providerReference,omitempty"`
+	RefundOwed        bool          `json:"refundOwed,omitempty"`
+	Disputed          bool          `json:"disputed,omitempty"`
+	Created           time.Time     `json:"created"`
+	Changed           time.Time     `json:"changed"`
+}
+
+type attempt struct {
+	Number     int       `json:"n"`
+	Generation int       `json:"generation"`
+	Nonce      string    `json:"nonce"` // of the Reserve that made it
+	Outcome    Outcome   `json:"outcome,omitempty"`
+	Started    time.Time `json:"started"`
+	LeaseEnd   time.Time `json:"leaseEnd"`
+	// Lease, Grace and SettleAfter are lengths: what a judge must have watched for.
+	Lease       time.Duration `json:"lease"`
+	Grace       time.Duration `json:"grace"`
+	SettleAfter time.Duration `json:"settleAfter"`
+	Ended       time.Time     `json:"ended,omitzero"`
+	// Excused: a release counts it as nothing moved for the join.
+	Excused bool `json:"excused,omitempty"`
+	// Denied: a person's word (MarkFailed) that it moved nothing.
+	Denied    bool      `json:"denied,omitempty"`
+	Accepted  bool      `json:"accepted,omitempty"` // the upstream answered 202
+	Late      bool      `json:"late,omitempty"`
+	SentLate  bool      `json:"sentLate,omitempty"`
+	Reference string    `json:"reference,omitempty"`
+	Response  *Response `json:"response,omitempty"` // of a success that has not been joined yet
+	Status    int       `json:"status,omitempty"`
+	Detail    string    `json:"detail,omitempty"`
+}
+
+// unknown: not known to have moved nothing, and not known to have succeeded.
+func (a *attempt) unknown() bool {
+	return a.Outcome != AttemptSucceeded && !a.Outcome.movedNothing()
+}
+
+// mayHaveMoved: not known to have moved nothing.
+func (a *attempt) mayHaveMoved() bool { return !a.Outcome.movedNothing() && !a.Denied }
+
+type hold struct {
+	Number       int             `json:"k"`
+	Nonce        string          `json:"nonce"` // of the write that made it
+	Reasons      []Reason        `json:"reasons"`
+	Matches      []Match         `json:"matches,omitempty"`
+	MatchCount   int             `json:"matchCount,omitempty"`
+	Watermark    store.Watermark `json:"watermark,omitempty"` // frozen by an overlap hold alone
+	Lineage      bool            `json:"lineage,omitempty"`   // lineages were compared under that watermark
+	At           time.Time       `json:"at"`
+	Waiting      bool            `json:"waiting,omitempty"`
+	WaitingUntil time.Time       `json:"waitingUntil,omitzero"`
+	Cause        string          `json:"cause,omitempty"`
+	// What became of it.
+	End      HoldState `json:"end,omitempty"`
+	Decision Decision  `json:"decision,omitempty"`
+	By       string    `json:"by,omitempty"`
+	Words    string    `json:"words,omitempty"`
+	Effect   string    `json:"effect,omitempty"`
+	EndedAt  time.Time `json:"endedAt,omitzero"`
+}
+
+func (h *hold) has(r Reason) bool {
+	for _, x := range h.Reasons {
+		if x == r {
+			return true
+		}
+	}
+	return false
+}
+
+// passed is what a taken release passes over.
+type passed struct {
+	Watermark store.Watermark `json:"watermark"`
+	Lineage   bool            `json:"lineage,omitempty"`
+}
+
+type body struct {
+	Policy      Policy    `json:"policy"`
+	Generation  int       `json:"generation"` // of the provider's key; rises when a KeyExpired hold is released
+	ProviderKey string    `json:"providerKey"`
+	Attempts    []attempt `json:"attempts,omitempty"`
+	// BudgetFrom is the number of attempts before the last release: the retry budget counts from there.
+	BudgetFrom int       `json:"budgetFrom,omitempty"`
+	Current    *hold     `json:"current,omitempty"` // the newest hold, ended or not
+	Ended      []hold    `json:"ended,omitempty"`   // earlier ones
+	Passed     []passed  `json:"passed,omitempty"`
+	Response   *Response `json:"response,omitempty"`
+	// RetryAt is when a retryable intent may be tried again.
+	RetryAt      time.Time `json:"retryAt,omitzero"`
+	ReleasedAt   time.Time `json:"releasedAt,omitzero"`
+	SettledAt    time.Time `json:"settledAt,omitzero"`
+	SettledAs    State     `json:"settledAs,omitempty"`
+	MarkedPaid   bool      `json:"markedPaid,omitempty"`
+	MarkedFailed bool      `json:"markedFailed,omitempty"`
+	Expired      bool      `json:"expired,omitempty"`
+}
+
+type record struct {
+	header
+	body
+	key     string
+	version uint64
+}
+
+func (k Key) String() string { return lengthPrefixed(k.Namespace, k.Tool, k.Caller, k.IntentID) }
+
+// lengthPrefixed joins parts so that no two lists give the same text.
+func lengthPrefixed(parts ...string) string {
+	var b strings.Builder
+	for _, p := range parts {
+		b.WriteString(strconv.Itoa(len(p)))
+		b.WriteByte(':')
+		b.WriteString(p)
+	}
+	return b.String()
+}
+
+// HoldName is the name of the PaymentHold that shows hold number k of this record.
+func HoldName(k Key, number int) string {
+	sum := sha256.Sum256([]byte(k.String()))
+	digits := base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:])
+	return fmt.Sprintf("%s-%s-%d", k.Tool, strings.ToLower(digits[:26]), number)
+}
+
+// providerKey is the stable key that the provider sees.
+func providerKey(domain string, k Key, generation int) string {
+	h := sha256.New()
+	for _, p := range []string{domain, k.Namespace, k.Tool, k.Caller, k.IntentID, strconv.Itoa(generation)} {
+		var n [8]byte
+		binary.BigEndian.PutUint64(n[:], uint64(len(p)))
+		h.Write(n[:])
+		h.Write([]byte(p))
+	}
+	return "hf_" + hex.EncodeToString(h.Sum(nil))[:48]
+}
+
+func decodeHeader(r *store.Record) (header, error) {
+	var h header
+	if err := json.Unmarshal(r.Header, &h); err != nil {
+		return h, fmt.Errorf("%w: header of %q: %w", ErrCorrupt, r.Key, err)
+	}
+	return h, nil
+}
+
+func decode(r *store.Record) (*record, error) {
+	if r == nil {
+		return nil, nil
+	}
+	rec := &record{key: r.Key, version: r.Version}
+	var err error
+	if rec.header, err = decodeHeader(r); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(r.Body, &rec.body); err != nil {
+		return nil, fmt.Errorf("%w: body of %q: %w", ErrCorrupt, r.Key, err)
+	}
+	return rec, nil
+}
+
+func (r *record) id() Key {
+	return Key{Namespace: r.Namespace, Tool: r.Tool, Caller: r.Caller, IntentID: r.IntentID}
+}
+
+// clone gives a copy that can be changed without touching r.
+func (r *record) clone() *record {
+	c := *r
+	c.Attempts = append([]attempt(nil), r.Attempts...)
+	c.Ended = append([]hold(nil), r.Ended...)
+	c.Passed = append([]passed(nil), r.Passed...)
+	if r.Current != nil {
+		h := *r.Current
+		c.Current = &h
+	}
+	return &c
+}
+
+// last is the newest attempt; nil if nothing was ever tried.
+func (r *record) last() *attempt {
+	if len(r.Attempts) == 0 {
+		return nil
+	}
+	return &r.Attempts[len(r.Attempts)-1]
+}
+
+// attemptWith finds an attempt by its fence: number and nonce.
+func (r *record) attemptWith(n int, nonce string) *attempt {
+	if n < 1 || n > len(r.Attempts) || r.Attempts[n-1].Nonce != nonce {
+		return nil
+	}
+	return &r.Attempts[n-1]
+}
+
+// anyUnknown: an attempt's outcome is not known, in any generation.
+func (r *record) anyUnknown() bool {
+	for i := range r.Attempts {
+		if r.Attempts[i].unknown() && !r.Attempts[i].Denied {
+			return true
+		}
+	}
+	return false
+}
+
+// mayHaveMoved: an attempt is not known to have moved nothing, in any generation.
+func (r *record) mayHaveMoved() bool {
+	for i := range r.Attempts {
+		if r.Attempts[i].mayHaveMoved() {
+			return true
+		}
+	}
+	return false
+}
+
+// accepted: an attempt was accepted but is not final, so its absence in a ledger proves nothing.
+func (r *record) accepted() bool {
+	for i := range r.Attempts {
+		if r.Attempts[i].Accepted && r.Attempts[i].unknown() {
+			return true
+		}
+	}
+	return false
+}
+
+// join is the intent's outcome: of the attempts of this generation of the
+// provider's key, succeeded if any did, unknown if any is, else nothing moved
+// (AttemptFailed). The success that decided comes with it.
+func (r *record) join() (Outcome, *attempt) {
+	unknown := false
+	for i := range r.Attempts {
+		a := &r.Attempts[i]
+		if a.Generation != r.Generation {
+			continue
+		}
+		if a.Outcome == AttemptSucceeded {
+			return AttemptSucceeded, a
+		}
+		if a.unknown() && !a.Excused {
+			unknown = true
+		}
+	}
+	if unknown {
+		return AttemptUnknown, nil
+	}
+	return AttemptFailed, nil
+}
+
+// standing says whether the record stands in the way of others, and whether that ends with the window.
+func (r *record) standing() (stands, ends bool) {
+	switch r.State {
+	case InFlight:
+		return true, false
+	case Held, Released, Retryable:
+		return r.mayHaveMoved(), false
+	case Succeeded:
+		return true, true
+	case Failed, Rejected:
+		return r.mayHaveMoved(), true
+	}
+	return false, false
+}
+
+// neverSent: no attempt was ever begun.
+func (r *record) neverSent() bool { return len(r.Attempts) == 0 }
+
+// waitOver is when a payment of the attempts that are unknown would be visible, or never will be.
+func (r *record) waitOver() (at time.Time, watch time.Duration) {
+	for i := range r.Attempts {
+		a := &r.Attempts[i]
+		if !a.unknown() || a.Generation != r.Generation {
+			continue
+		}
+		if end := a.LeaseEnd.Add(a.Grace + a.SettleAfter); end.After(at) {
+			at = end
+		}
+		watch = max(watch, a.Lease+a.Grace+a.SettleAfter)
+	}
+	return at, watch
+}
+
+// check asserts what must hold of every record that is written.
+func (r *record) check() error {
+	fail := func(format string, args ...any) error {
+		return fmt.Errorf("%w: %s: %s", ErrInvariant, r.State, fmt.Sprintf(format, args...))
+	}
+	outcome, _ := r.join()
+	switch r.State {
+	case InFlight:
+		a := r.last()
+		if a == nil || a.Outcome != AttemptOpen {
+			return fail("the last attempt is not open")
+		}
+		for i := range r.Attempts[:len(r.Attempts)-1] {
+			b := &r.Attempts[i]
+			if b.unknown() && !b.Excused && b.Generation == r.Generation {
+				return fail("attempt %d is unknown and nobody released it", b.Number)
+			}
+		}
+	case Held:
+		if r.Current == nil || r.Current.End != "" || r.Current.Number != r.Hold || r.Current.Nonce == "" || len(r.Current.Reasons) == 0 {
+			return fail("no current hold")
+		}
+		if outcome == AttemptSucceeded && !r.Current.has(KeyExpired) {
+			return fail("a success is on the record")
+		}
+	case Retryable:
+		if outcome != AttemptFailed {
+			return fail("the join is %s", outcome)
+		}
+	case Released:
+		if outcome != AttemptFailed {
+			return fail("the join is %s", outcome)
+		}
+	case Failed:
+		if outcome != AttemptFailed && !r.MarkedFailed {
+			return fail("the join is %s", outcome)
+		}
+	case Succeeded:
+		if outcome != AttemptSucceeded && !r.MarkedPaid {
+			return fail("the join is %s", outcome)
+		}
+	}
+	if r.State != Held && r.Current != nil && r.Current.End == "" {
+		return fail("hold %d has no end", r.Current.Number)
+	}
+	if len(r.Scope) == 0 || r.Fingerprint == "" || r.Caller == "" || r.IntentID == "" {
+		return fail("the identity is incomplete")
+	}
+	return nil
+}
+
+func clip(s string) string {
+	if len(s) > maxDetail {
+		return strings.ToValidUTF8(s[:maxDetail], "") + "…"
+	}
+	return s
+}
+
+func (h *hold) view(r *record, epoch string) HoldView {
+	v := HoldView{
+		HoldID:  HoldID{Key: r.id(), Number: h.Number, Epoch: epoch, Nonce: h.Nonce},
+		Name:    HoldName(r.id(), h.Number),
+		Reasons: h.Reasons, Matches: h.Matches, MatchCount: h.MatchCount,
+		WaitingUntil: h.WaitingUntil, Cause: h.Cause, Effect: h.Effect,
+		Decision: h.Decision, By: h.By, At: h.At,
+	}
+	switch {
+	case h.End != "":
+		v.State = h.End
+	case h.Waiting:
+		v.State = HoldWaiting
+	default:
+		v.State = HoldHeld
+	}
+	return v
+}
+
+func (r *record) view(epoch string) View {
+	v := View{
+		Key: r.id(), Exists: true, State: r.State, Scope: r.Scope, Lineage: r.Lineage,
+		Amount: r.Amount, Recipient: r.Recipient, Fingerprint: r.Fingerprint,
+		ProviderReference: r.ProviderReference, RefundOwed: r.RefundOwed, Disputed: r.Disputed,
+		SettledAs: r.SettledAs, Created: r.Created, Changed: r.Changed, HoldCount: r.Hold,
+	}
+	for i := range r.Attempts {
+		a := &r.Attempts[i]
+		v.Attempts = append(v.Attempts, AttemptView{
+			Number: a.Number, Outcome: a.Outcome, Started: a.Started, Ended: a.Ended, Status: a.Status,
+			ProviderReference: a.Reference, Late: a.Late, SentLate: a.SentLate, Detail: a.Detail,
+		})
+	}
+	if r.Current != nil {
+		h := r.Current.view(r, epoch)
+		v.Hold = &h
+	}
+	return v
+}

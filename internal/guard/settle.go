@@ -1,0 +1,316 @@
+// This file is what happens to a result: the join of the attempts, settled by the
+// one that holds the lease; and late results, which are evidence and are never dropped.
+
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/holdfast-dev/holdfast/internal/store"
+)
+
+// keepTrying is how long a settlement that could not be written within its lease is still offered to the store.
+const keepTrying = time.Hour
+
+// Settle writes what became of an attempt, and says what its caller may be told.
+// It does not return before that is durable; once the lease is over the caller is
+// told that the outcome is unknown, and the writing goes on.
+func (e *Engine) Settle(ctx context.Context, t *Ticket, res Result) (Answer, error) {
+	a, err := e.settle(ctx, t, res, t.leaseEnd)
+	if err != nil && errors.Is(err, store.ErrUnavailable) {
+		e.o.Later(func() {
+			// What is left to do about an error was tried for an hour; the sweep of
+			// another process has put the intent on hold by then.
+			_, _ = e.settle(context.WithoutCancel(ctx), t, res, e.o.Clock.Now().after(keepTrying))
+		})
+		v := t.rec.view(e.id.Epoch)
+		return Answer{Verdict: UnknownHold, Reason: OutcomeUnknown, Reasons: []Reason{OutcomeUnknown}, Intent: v}, nil
+	}
+	return a, err
+}
+
+// withdraw settles an attempt whose Reserve was given up for lost: nothing was sent.
+func (e *Engine) withdraw(t *Ticket) {
+	ctx := context.Background()
+	key := t.rec.key
+	for {
+		r, _, err := e.get(ctx, key)
+		if err == nil {
+			if r != nil && r.attemptWith(t.Attempt, t.nonce) != nil {
+				t.rec.version = r.version
+				// If this is lost too, the sweep holds the intent: the safe side.
+				_, _ = e.settle(ctx, t, Result{Outcome: AttemptRetryable, Detail: "the store did not answer in time; nothing was sent"}, t.leaseEnd)
+			}
+			return
+		}
+		if !errors.Is(err, store.ErrUnavailable) || t.clock.Now().left(t.leaseEnd) <= 0 {
+			return
+		}
+		e.o.Sleep(ctx, time.Second)
+	}
+}
+
+func (e *Engine) settle(ctx context.Context, t *Ticket, res Result, until Reading) (Answer, error) {
+	res.Detail = clip(res.Detail)
+	cur := t.rec
+	for range maxTries {
+		now, err := e.now(ctx)
+		for err != nil && errors.Is(err, store.ErrUnavailable) && e.o.Clock.Now().left(until) > 0 {
+			e.o.Sleep(ctx, 100*time.Millisecond)
+			now, err = e.now(ctx)
+		}
+		if err != nil {
+			return Answer{}, err
+		}
+		var p pending
+		changed := true
+		switch {
+		case cur == nil:
+			p, changed = e.afterPurge(t, res, now)
+		case e.holds(cur, t):
+			p = e.settled(cur, t, res, now)
+		default:
+			if p, changed, err = e.late(cur, t, res, now); err != nil {
+				return Answer{}, err
+			}
+		}
+		if !changed {
+			return e.told(cur, t, res, now), nil
+		}
+		wr, r, err := e.update(ctx, p, until)
+		if err != nil {
+			return Answer{}, err
+		}
+		if wr.Outcome == store.Written {
+			return e.told(p.to, t, res, now), nil
+		}
+		cur = r
+	}
+	return Answer{}, ErrContended
+}
+
+// holds says that the ticket's attempt is the one in flight: number and nonce are the fence.
+func (e *Engine) holds(r *record, t *Ticket) bool {
+	if r.State != InFlight {
+		return false
+	}
+	if e.o.mutation == noFence {
+		return true
+	}
+	a := r.last()
+	return a.Number == t.Attempt && a.Nonce == t.nonce
+}
+
+// learn writes a result into its attempt.
+func (a *attempt) learn(res Result, now time.Time) {
+	a.Outcome = res.Outcome
+	if res.Outcome == AttemptPending {
+		// Until somebody looks for its end, accepted is unknown.
+		a.Outcome, a.Accepted = AttemptUnknown, true
+	}
+	a.Ended, a.Detail = now, res.Detail
+	a.SentLate = a.SentLate || res.LateSend
+	a.Reference = clip(res.ProviderReference)
+	a.Response = nil
+	if res.Response != nil {
+		a.Status = res.Response.Status
+	}
+	if a.Outcome == AttemptSucceeded {
+		a.Response = res.Response
+	}
+}
+
+// settled is the step of the lease's holder: the join.
+func (e *Engine) settled(cur *record, t *Ticket, res Result, now time.Time) pending {
+	next := cur.clone()
+	if e.o.mutation == noFence {
+		next.last().learn(res, now)
+	} else {
+		next.attemptWith(t.Attempt, t.nonce).learn(res, now)
+	}
+	nonce := e.o.Nonce()
+	outcome, winner := next.join()
+	if e.o.mutation == noJoin {
+		outcome, winner = next.last().Outcome, next.last()
+		if outcome.movedNothing() {
+			outcome = AttemptFailed
+		}
+	}
+	switch outcome {
+	case AttemptSucceeded:
+		next.succeed(winner, now)
+	case AttemptUnknown:
+		next.hold(&hold{Reasons: []Reason{OutcomeUnknown}, Watermark: e.mutatedFreeze()}, nonce, now)
+	default:
+		next.nothingMoved(res, now, e.o)
+	}
+	return pending{from: cur, to: next, on: onSettled, now: now, nonce: nonce}
+}
+
+// succeed settles the record with the attempt that did it.
+func (r *record) succeed(a *attempt, now time.Time) {
+	r.State, r.Changed, r.SettledAt = Succeeded, now, now
+	r.Response, a.Response = a.Response, nil
+	r.ProviderReference = a.Reference
+	r.RetryAt, r.ReleasedAt = time.Time{}, time.Time{}
+}
+
+// nothingMoved: another attempt may follow, or it has failed.
+func (r *record) nothingMoved(res Result, now time.Time, o Options) {
+	r.Changed = now
+	if res.Outcome == AttemptRetryable && len(r.Attempts)-r.BudgetFrom < o.Attempts {
+		r.State, r.RetryAt = Retryable, now.Add(max(o.Backoff, res.RetryAfter))
+		return
+	}
+	r.State, r.SettledAt, r.Response = Failed, now, res.Response
+}
+
+// late is the effect of a result whose attempt no longer holds the lease. changed: it adds something.
+func (e *Engine) late(cur *record, t *Ticket, res Result, now time.Time) (p pending, changed bool, err error) {
+	next := cur.clone()
+	a := next.attemptWith(t.Attempt, t.nonce)
+	if a == nil {
+		return p, false, fmt.Errorf("%w: a late result (%s) of attempt %d, which the record does not know", ErrInvariant, res.Outcome, t.Attempt)
+	}
+	p = pending{from: cur, to: next, on: onLateEvidence, now: now, nonce: e.o.Nonce(), keepMarks: cur.State == InFlight}
+	next.Changed = now
+	before := *a
+	if before.Outcome == AttemptSucceeded {
+		return p, false, nil // known already
+	}
+	switch {
+	case res.Outcome == AttemptSucceeded:
+		p.on = onLateSuccess
+		a.learn(res, now)
+		a.Late = true
+		next.lateSuccess(a, now)
+		if next.State == Tombstone {
+			p.on, p.keepMarks = onLateEvidence, true
+		}
+	case res.Outcome.movedNothing():
+		if before.Outcome.movedNothing() {
+			return p, false, nil
+		}
+		a.learn(res, now)
+		a.Late = true
+		if next.State == Succeeded && next.MarkedPaid && !next.mayHaveMoved() {
+			next.Disputed = true
+		}
+		p.keepMarks = p.keepMarks || next.State == Tombstone
+	default:
+		accepted := res.Outcome == AttemptPending && !before.Accepted
+		sentLate := res.LateSend && !before.SentLate
+		if !accepted && !sentLate {
+			return p, false, nil // unknown was known
+		}
+		a.learn(res, now)
+		a.Late = true
+		p.keepMarks = p.keepMarks || next.State == Tombstone
+		next.reopen(a, p.nonce, now)
+	}
+	return p, true, nil
+}
+
+// lateSuccess: the payment has happened after all.
+func (r *record) lateSuccess(a *attempt, now time.Time) {
+	switch r.State {
+	case InFlight:
+		// kept, and joined at settlement
+	case Held:
+		r.Current.End, r.Current.EndedAt = HoldVoid, now
+		r.Current.Effect = "The upstream's answer arrived: it was paid. Nothing is left to decide."
+		r.succeed(a, now)
+	case Failed, Rejected:
+		r.RefundOwed = true
+		r.succeed(a, now)
+	case Succeeded:
+		r.secondSuccess(a)
+	case Tombstone:
+		if r.SettledAs == Succeeded {
+			r.secondSuccess(a)
+			return
+		}
+		r.RefundOwed = true
+		r.SettledAs = ""
+		r.succeed(a, now)
+	default:
+		r.succeed(a, now)
+	}
+}
+
+// secondSuccess: a success meets one that is on the record already.
+func (r *record) secondSuccess(a *attempt) {
+	a.Response = nil // the first answer stays
+	switch {
+	case a.Reference != "" && r.ProviderReference != "" && a.Reference != r.ProviderReference:
+		r.RefundOwed = true
+	case r.MarkedPaid || a.Reference != "" && a.Reference == r.ProviderReference:
+		// one payment, told twice
+	default:
+		r.Disputed = true // it cannot be told whether it is one payment or two
+	}
+}
+
+// reopen: new word that an attempt may move money yet, after a person had counted it as nothing moved.
+func (r *record) reopen(a *attempt, nonce string, now time.Time) {
+	if a.Generation != r.Generation {
+		return
+	}
+	was := a.Excused
+	a.Excused = false
+	switch r.State {
+	case Released, Retryable:
+		if was {
+			r.hold(&hold{
+				Reasons: []Reason{OutcomeUnknown},
+				Cause:   "after the release it became known that the earlier attempt may still be paid",
+			}, nonce, now)
+		}
+	case Failed:
+		a.Excused = was
+		r.Disputed = true
+	}
+}
+
+// afterPurge: the record is gone. Only a success must not be lost.
+func (e *Engine) afterPurge(t *Ticket, res Result, now time.Time) (pending, bool) {
+	if res.Outcome != AttemptSucceeded {
+		return pending{}, false
+	}
+	next := t.rec.clone()
+	a := next.attemptWith(t.Attempt, t.nonce)
+	a.learn(res, now)
+	a.Late = true
+	next.succeed(a, now)
+	return pending{to: next, on: onLateSuccess, now: now, nonce: e.o.Nonce()}, true
+}
+
+// told is what the caller of an attempt is told once its result is written.
+func (e *Engine) told(r *record, t *Ticket, res Result, now time.Time) Answer {
+	if r == nil {
+		return Answer{Verdict: UnknownHold, Reason: OutcomeUnknown, Reasons: []Reason{OutcomeUnknown}, Intent: t.rec.view(e.id.Epoch)}
+	}
+	mine := r.attemptWith(t.Attempt, t.nonce)
+	a, _ := e.answer(r, now)
+	switch r.State {
+	case Succeeded:
+		if mine != nil && mine.Outcome == AttemptSucceeded && res.Outcome == AttemptSucceeded && !r.MarkedPaid {
+			a.Verdict, a.Response = Allow, res.Response
+		}
+	case Failed, Retryable:
+		if mine == nil || mine.Number != len(r.Attempts) || !res.Outcome.movedNothing() || r.MarkedFailed {
+			break
+		}
+		a.Verdict, a.Reason, a.Response = Allow, "", res.Response
+		if res.Response == nil {
+			a.Verdict, a.Reason = Deny, ReasonUnreachable
+		}
+		if r.State == Retryable {
+			a.RetryAfter = max(r.RetryAt.Sub(now), 0)
+		}
+	}
+	return a
+}
