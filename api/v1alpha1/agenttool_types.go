@@ -109,7 +109,7 @@ type HTTPUpstream struct {
 	Methods []HTTPMethod `json:"methods"`
 
 	// suffixes are the paths that a caller may append to url, each beginning with a slash. The segment * stands for exactly one
-	// segment that is not empty. Effective value when absent: none, so that only url itself can be called.
+	// segment that is not empty and neither . nor .. Effective value when absent: none, so that only url itself can be called.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=32

@@ -18,7 +18,7 @@ type HTTPUpstreamApplyConfiguration struct {
 	// methods are the request methods that a caller may use.
 	Methods []apiv1alpha1.HTTPMethod `json:"methods,omitempty"`
 	// suffixes are the paths that a caller may append to url, each beginning with a slash. The segment * stands for exactly one
-	// segment that is not empty. Effective value when absent: none, so that only url itself can be called.
+	// segment that is not empty and neither . nor .. Effective value when absent: none, so that only url itself can be called.
 	Suffixes []apiv1alpha1.PathSuffix `json:"suffixes,omitempty"`
 	// timeout is how long one attempt may take, from its first byte to the last byte of the answer.
 	// Between 100ms and 5m; effective value when absent: 10s.
