@@ -161,16 +161,19 @@ func Fingerprint(r Request, v Volatile) (string, error) {
 		}
 	}
 	h.add(kind)
-	h.add(string(body))
+	h.addBytes(body)
 	return "sha256:" + hex.EncodeToString(h.Sum(nil)), nil
 }
 
 // parts hashes a list of texts, each with its length before it.
 type parts struct{ hash.Hash }
 
-func (p parts) add(text string) {
+func (p parts) add(text string) { p.addBytes([]byte(text)) }
+
+func (p parts) addBytes(text []byte) {
 	// A hash never fails to be written to.
-	_, _ = p.Write([]byte(strconv.Itoa(len(text)) + ":" + text))
+	_, _ = p.Write(append(strconv.AppendInt(nil, int64(len(text)), 10), ':'))
+	_, _ = p.Write(text)
 }
 
 // pointerTree is a set of pointers, as the tree of their tokens.
