@@ -1,0 +1,1179 @@
+// This file is a simulator of the whole life of payments: several processes with
+// an engine each on one store, a network, a provider with a ledger, people who
+// resolve holds, and everything that goes wrong with them. One seed decides all of
+// it. The judge is the provider's ledger; what the guard says is checked against
+// it and never the other way round.
+//
+// Every actor is a coroutine that gives way before and after each step on the
+// store and on the network, so that any other actor, a crash or a pause may come
+// between.
+
+package guard
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"iter"
+	"math/rand/v2"
+	"path/filepath"
+	"sort"
+	"strings"
+	"time"
+
+	"github.com/holdfast-dev/holdfast/internal/intent"
+	"github.com/holdfast-dev/holdfast/internal/store"
+	"github.com/holdfast-dev/holdfast/internal/store/bolt"
+)
+
+// worldRule takes a rule out of the world around the engine.
+type worldRule string
+
+const (
+	claimAfterSend    worldRule = "the call is sent before it is claimed"
+	kernelDelivers    worldRule = "the kernel delivers after the deadline"
+	pauseBeforeWrite  worldRule = "a pause between the look at the clock and the write"
+	clockStands       worldRule = "the sender's clock stands still while it is paused"
+	slowProvider      worldRule = "the provider pays later than settleAfter says"
+	ackBeforeDurable  worldRule = "a success is answered before it is durable"
+	anyNonceIsOwn     worldRule = "a lost reply is read back by the state alone"
+	noCompareAndSet   worldRule = "a Reserve lands although the version moved"
+	marksKeepStamps   worldRule = "marks keep their first stamp"
+	probeThenWrite    worldRule = "probing and writing are two steps"
+	freezeLate        worldRule = "a hold freezes the watermark of its own writing"
+	lookEarly         worldRule = "a person's early decision is kept until the waiting is over"
+	releasesAccepted  worldRule = "an accepted payment that is not visible is released"
+	resolutionIgnored worldRule = "a resolution that cannot be taken is ignored"
+)
+
+const (
+	simTimeout     = 2 * time.Second
+	simSettlement  = time.Second
+	simMargin      = 500 * time.Millisecond
+	simGrace       = time.Second
+	simSettleAfter = 3 * time.Second
+	simLease       = simTimeout + simSettlement + simMargin
+	simFinal       = simLease + simGrace + simSettleAfter
+)
+
+// crash unwinds an actor whose process has died.
+type crash struct{}
+
+type actor struct {
+	name    string
+	p       *process
+	next    func() (struct{}, bool)
+	stop    func()
+	yield   func(struct{}) bool
+	ready   func() bool // nil: always
+	refused uint64      // the judge's sequence at this actor's last refused Reserve
+	lost    bool        // the last reply to this actor's Reserve was lost
+}
+
+type process struct {
+	id     int
+	engine *Engine
+	paused time.Duration // until
+	stood  time.Duration // how long its clock stood still
+	wall   time.Duration // how far its wall clock is off
+	actors []*actor
+}
+
+// message is a request on its way.
+type message struct {
+	in       *simIntent
+	attempt  int
+	rseq     uint64 // the judge's sequence of its Reserve
+	covers   uint64 // releases of its intent had been shown everything up to here
+	deadline time.Duration
+	final    time.Duration
+	commitAt time.Duration
+	commits  bool
+	done     bool // arrived or dropped
+	answer   *Result
+}
+
+type simIntent struct {
+	call    Call
+	other   Call // the same ID, another amount
+	acked   string
+	objects []*object
+}
+
+type object struct {
+	id         HoldID
+	state      HoldState
+	unknown    bool
+	resolution *Resolution
+}
+
+type commit struct {
+	in     *simIntent
+	m      *message
+	at     time.Duration
+	number int
+}
+
+type world struct {
+	seed     uint64
+	rng      *rand.Rand
+	rule     worldRule
+	mutation mutation
+	dir      string
+
+	t      time.Duration
+	skew   time.Duration
+	back   time.Duration // how far the store's clock was ever put back
+	quiet  bool          // nothing goes wrong any more
+	bolt   *bolt.Store
+	id     store.Identity
+	procs  []*process
+	ins    []*simIntent
+	byKey  map[string]*simIntent
+	net    []*message
+	ledger []commit
+	late   []func() // writes given up for lost that land later
+	nonces int
+
+	current *actor
+
+	// What the judge knows of the order of things.
+	seq     uint64
+	changed map[string]uint64            // when a record last changed
+	state   map[string]State             //
+	frozen  map[string]map[int]uint64    // what each hold had been shown
+	covers  map[string]uint64            // what taken releases had been shown
+	rseq    map[string]map[int][2]uint64 // of each attempt: its Reserve's sequence, and what was covered then
+
+	tracing   bool
+	trace     []string
+	violation string
+}
+
+var simStart = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func (w *world) logf(format string, args ...any) {
+	if w.tracing {
+		w.trace = append(w.trace, fmt.Sprintf("%9.3fs ", w.t.Seconds())+fmt.Sprintf(format, args...))
+	}
+}
+
+func (w *world) violate(format string, args ...any) {
+	if w.violation == "" {
+		w.violation = fmt.Sprintf(format, args...)
+		w.logf("VIOLATION %s", w.violation)
+	}
+}
+
+func (w *world) chance(percent int) bool { return !w.quiet && w.rng.IntN(100) < percent }
+
+func (w *world) storeNow() time.Time { return simStart.Add(w.t + w.skew) }
+
+// simClock is a process's own clock.
+type simClock struct {
+	w *world
+	p *process
+}
+
+func (c simClock) Now() Reading {
+	return Reading{Boot: c.w.t - c.p.stood, Wall: simStart.Add(c.w.t + c.p.wall - c.p.stood)}
+}
+
+// giveWay lets others act; it does not return if the process dies meanwhile.
+func (w *world) giveWay(ready func() bool) {
+	a := w.current
+	if a == nil {
+		return
+	}
+	a.ready = ready
+	if !a.yield(struct{}{}) {
+		panic(crash{})
+	}
+	a.ready = nil
+}
+
+func (w *world) start(p *process, name string, run func()) {
+	a := &actor{name: name, p: p}
+	seq := func(yield func(struct{}) bool) {
+		a.yield = yield
+		defer func() {
+			if r := recover(); r != nil {
+				if _, ok := r.(crash); !ok {
+					panic(r)
+				}
+			}
+		}()
+		if !yield(struct{}{}) {
+			return
+		}
+		run()
+	}
+	a.next, a.stop = iter.Pull(iter.Seq[struct{}](seq))
+	p.actors = append(p.actors, a)
+	w.resume(a) // up to its first giving way
+}
+
+func (w *world) resume(a *actor) {
+	before := w.current
+	w.current = a
+	_, ok := a.next()
+	w.current = before
+	if !ok {
+		a.stop()
+		for i, b := range a.p.actors {
+			if b == a {
+				a.p.actors = append(a.p.actors[:i:i], a.p.actors[i+1:]...)
+				break
+			}
+		}
+	}
+}
+
+func (w *world) boot(p *process) {
+	for _, a := range p.actors {
+		a.stop()
+	}
+	p.actors, p.paused = nil, 0
+	p.engine = New(&simStore{w: w}, w.id, Options{
+		Clock: simClock{w, p}, Settlement: simSettlement, Margin: simMargin, Grace: simGrace,
+		Backoff: time.Second, Repeat: 1500 * time.Millisecond,
+		Sleep: func(_ context.Context, d time.Duration) {
+			until := w.t + d
+			w.giveWay(func() bool { return w.t >= until })
+		},
+		Later:    func(f func()) { w.start(p, "later", f) },
+		Nonce:    func() string { w.nonces++; return fmt.Sprintf("n%d", w.nonces) },
+		mutation: w.mutation,
+	})
+}
+
+// simStore is the store as one process sees it: replies get lost, and so do requests.
+type simStore struct{ w *world }
+
+var errLost = fmt.Errorf("%w: simulated", store.ErrUnavailable)
+
+func (s *simStore) do(what string, run func()) error {
+	w := s.w
+	w.giveWay(nil)
+	switch {
+	case w.chance(2):
+		w.logf("%s: %s: the request is lost", w.current.name, what)
+		return errLost
+	case w.chance(2):
+		w.logf("%s: %s: the request is slow, given up for lost", w.current.name, what)
+		w.late = append(w.late, run)
+		return errLost
+	case w.chance(3):
+		run()
+		w.logf("%s: %s: the reply is lost", w.current.name, what)
+		w.giveWay(nil)
+		return errLost
+	}
+	run()
+	w.giveWay(nil)
+	return nil
+}
+
+func (s *simStore) Identity(ctx context.Context) (store.Identity, error) {
+	return s.w.bolt.Identity(ctx)
+}
+func (s *simStore) Initialise(ctx context.Context, id store.Identity) (store.Identity, error) {
+	return s.w.bolt.Initialise(ctx, id)
+}
+func (s *simStore) Close() error { return nil }
+func (s *simStore) Meter(ctx context.Context, m string) (string, error) {
+	return s.w.bolt.Meter(ctx, m)
+}
+
+func (s *simStore) Get(ctx context.Context, key string) (r *store.Record, now time.Time, err error) {
+	lost := s.do("Get", func() { r, now, err = s.w.bolt.Get(ctx, key) })
+	if lost != nil {
+		return nil, time.Time{}, lost
+	}
+	return r, now, err
+}
+
+func (s *simStore) List(ctx context.Context, l store.List) (page store.Page, err error) {
+	lost := s.do("List", func() { page, err = s.w.bolt.List(ctx, l) })
+	if lost != nil {
+		return store.Page{}, lost
+	}
+	return page, err
+}
+
+func (s *simStore) Reserve(ctx context.Context, r store.Reserve) (res store.Result, err error) {
+	w := s.w
+	a := w.current
+	run := func() {
+		if w.rule == noCompareAndSet && r.Expected != 0 {
+			if cur, _, _ := w.bolt.Get(ctx, r.Key); cur != nil {
+				r.Expected = cur.Version
+			}
+		}
+		if w.rule == probeThenWrite {
+			if res, err = w.bolt.Reserve(ctx, r); err == nil && res.Outcome == store.Blocked {
+				w.judgeReserve(a, r, res)
+				return
+			}
+		} else {
+			res, err = w.bolt.Reserve(ctx, r)
+		}
+		w.judgeReserve(a, r, res)
+	}
+	if w.rule == probeThenWrite {
+		// The probes are asked first, and the write comes later without them.
+		probe := r
+		probe.Key, probe.Expected, probe.Nonce = "probe", 1, "probe"
+		blocked := false
+		if err := s.do("probe", func() { blocked = w.wouldBlock(ctx, r) }); err != nil {
+			return store.Result{}, err
+		}
+		if !blocked {
+			r.Probes = nil
+		}
+	}
+	wasLost := a != nil && a.lost
+	lost := s.do("Reserve", run)
+	if a != nil {
+		a.lost = lost != nil
+	}
+	if lost != nil {
+		return store.Result{}, lost
+	}
+	if w.rule == anyNonceIsOwn && wasLost && err == nil && res.Outcome == store.Mismatch && res.Record != nil {
+		if h, _ := decodeHeader(res.Record); h.State == InFlight {
+			res.Outcome, res.Version = store.Written, res.Record.Version
+		}
+	}
+	return res, err
+}
+
+// wouldBlock asks the probes alone.
+func (w *world) wouldBlock(ctx context.Context, r store.Reserve) bool {
+	r.Write.Nonce = "probe-" + r.Write.Nonce
+	cur, _, _ := w.bolt.Get(ctx, r.Key)
+	if cur != nil {
+		r.Expected = cur.Version
+	} else {
+		r.Expected = 0
+	}
+	// A limit that is over already refuses the write after the probes have passed.
+	r.Meters = []store.MeterEntry{{Meter: "never", Amount: "1", Limit: "0"}}
+	res, err := w.bolt.Reserve(ctx, r)
+	return err == nil && res.Outcome == store.Blocked
+}
+
+func (s *simStore) Update(ctx context.Context, u store.Write) (res store.Result, err error) {
+	w := s.w
+	a := w.current
+	refused := uint64(0)
+	if a != nil {
+		refused = a.refused
+	}
+	run := func() {
+		asked := u
+		if w.rule == marksKeepStamps && w.standsAlready(u) {
+			asked.KeepMarks, asked.Marks = true, nil
+		}
+		if w.rule == freezeLate {
+			refused = w.refreeze(ctx, &asked, refused)
+		}
+		res, err = w.bolt.Update(ctx, asked)
+		if err == nil && res.Outcome == store.Written {
+			w.judgeUpdate(u, refused)
+		}
+	}
+	if lost := s.do("Update", run); lost != nil {
+		return store.Result{}, lost
+	}
+	return res, err
+}
+
+// standsAlready: the record has marks of an earlier state.
+func (w *world) standsAlready(u store.Write) bool {
+	s := w.state[u.Key]
+	return len(u.Marks) > 0 && (s == InFlight || s == Held)
+}
+
+// refreeze puts the watermark of this very moment into a new hold.
+func (w *world) refreeze(ctx context.Context, u *store.Write, refused uint64) uint64 {
+	if u.Record == nil || !u.Record.Held {
+		return refused
+	}
+	var b body
+	if json.Unmarshal(u.Record.Body, &b) != nil || b.Current == nil || b.Current.Watermark == "" {
+		return refused
+	}
+	probe := store.Reserve{
+		Write:  store.Write{Epoch: u.Epoch, Key: "watermark", Nonce: "watermark", Record: &store.Record{Header: []byte("{}"), Body: []byte("{}")}},
+		Probes: []store.Probe{{String: "a mark of somebody else"}},
+	}
+	_, _ = w.bolt.Update(ctx, store.Write{Epoch: u.Epoch, Key: fmt.Sprint("other", w.seq), Nonce: "other", Record: probe.Record, Marks: []store.Mark{{String: "a mark of somebody else"}}})
+	if res, err := w.bolt.Reserve(ctx, probe); err == nil && res.Outcome == store.Blocked {
+		b.Current.Watermark = res.Watermark
+		rec := *u.Record
+		rec.Body, _ = json.Marshal(&b)
+		u.Record = &rec
+	}
+	return refused
+}
+
+// judgeReserve notes the order of steps into flight, and what refused ones saw.
+func (w *world) judgeReserve(a *actor, r store.Reserve, res store.Result) {
+	w.seq++
+	switch res.Outcome {
+	case store.Blocked:
+		if a != nil {
+			a.refused = w.seq
+		}
+		w.logf("judge: Reserve of %s refused, %d in the way", w.name(r.Key), res.HitCount)
+	case store.Written:
+		var b body
+		if json.Unmarshal(r.Record.Body, &b) != nil {
+			w.violate("unreadable record")
+			return
+		}
+		n := len(b.Attempts)
+		if w.rseq[r.Key] == nil {
+			w.rseq[r.Key] = map[int][2]uint64{}
+		}
+		if _, again := w.rseq[r.Key][n]; !again || w.state[r.Key] != InFlight {
+			w.rseq[r.Key][n] = [2]uint64{w.seq, w.covers[r.Key]}
+			w.state[r.Key], w.changed[r.Key] = InFlight, w.seq
+			w.logf("judge: %s is InFlight(%d)", w.name(r.Key), n)
+		}
+	}
+}
+
+func (w *world) judgeUpdate(u store.Write, refused uint64) {
+	w.seq++
+	var h header
+	var b body
+	if u.Record == nil || json.Unmarshal(u.Record.Header, &h) != nil || json.Unmarshal(u.Record.Body, &b) != nil {
+		return
+	}
+	was := w.state[u.Key]
+	w.state[u.Key] = h.State
+	if !u.KeepMarks {
+		w.changed[u.Key] = w.seq
+	}
+	w.logf("judge: %s is %s(hold %d)", w.name(u.Key), h.State, h.Hold)
+	f := w.frozen[u.Key]
+	if f == nil {
+		f = map[int]uint64{}
+		w.frozen[u.Key] = f
+	}
+	switch h.State {
+	case Held:
+		if _, known := f[h.Hold]; known {
+			return
+		}
+		switch {
+		case was == Held:
+			f[h.Hold] = f[h.Hold-1] // spent: it shows what it had shown
+		case was != InFlight && (b.Current.has(ScopeOverlap) || b.Current.has(LineageOverlap) || b.Current.has(ExactMatch)):
+			f[h.Hold] = refused
+		default:
+			f[h.Hold] = 0
+		}
+	case Released:
+		if was == Held {
+			w.covers[u.Key] = max(w.covers[u.Key], f[h.Hold])
+		}
+	}
+}
+
+func (w *world) name(key string) string {
+	if in := w.byKey[key]; in != nil {
+		return in.call.IntentID
+	}
+	return key
+}
+
+// overlap says that two intents are for the same thing.
+func overlap(a, b *simIntent) bool {
+	return intent.Relate(a.call.Scope, a.call.Lineage, b.call.Scope, b.call.Lineage) != intent.OverlapNone
+}
+
+// pay is the provider moving money. Here every rule is judged.
+func (w *world) pay(m *message) {
+	c := commit{in: m.in, m: m, at: w.t, number: len(w.ledger) + 1}
+	w.logf("PROVIDER PAYS %s(attempt %d) as payment %d", m.in.call.IntentID, m.attempt, c.number)
+	for _, o := range w.ledger {
+		if o.in == m.in {
+			w.violate("%s was paid twice", m.in.call.IntentID)
+			continue
+		}
+		if !overlap(o.in, m.in) {
+			continue
+		}
+		earlier, later := o, c
+		if later.m.rseq < earlier.m.rseq {
+			earlier, later = later, earlier
+		}
+		// The later one must have been released by somebody who was shown the
+		// earlier one as it was when the later one set out.
+		if at := w.changedBefore(earlier.in, later.m.rseq); later.m.covers < at {
+			w.violate("%s and %s are for the same thing and both were paid; nobody allowed the second",
+				earlier.in.call.IntentID, later.in.call.IntentID)
+		}
+	}
+	w.ledger = append(w.ledger, c)
+}
+
+// changedBefore is when the intent had last changed at that moment. The judge keeps
+// only the last change; one that came after the step does not count against it.
+func (w *world) changedBefore(in *simIntent, rseq uint64) uint64 {
+	at := w.changed[in.call.Key.String()]
+	if at > rseq {
+		// It changed since (it settled, say); its own step into flight came before.
+		at = 0
+		for _, r := range w.rseq[in.call.Key.String()] {
+			if r[0] < rseq {
+				at = max(at, r[0])
+			}
+		}
+	}
+	return at
+}
+
+// transfer moves the network and the provider on to the present.
+func (w *world) transfer() {
+	for _, m := range w.net {
+		if m.commits && m.commitAt <= w.t {
+			m.commits = false
+			w.pay(m)
+			if m.answer == nil {
+				continue
+			}
+			if m.answer.Outcome == AttemptSucceeded {
+				id := fmt.Sprintf("payment-%d", len(w.ledger))
+				m.answer.ProviderReference = id
+				m.answer.Response = &Response{Status: 200, Body: []byte(id)}
+			}
+		}
+		if !m.done && w.t > m.deadline && w.rule != kernelDelivers && w.rule != pauseBeforeWrite {
+			m.done = true // the connection was closed with linger 0
+			w.logf("the network drops %s(attempt %d)", m.in.call.IntentID, m.attempt)
+		}
+	}
+}
+
+// deliver hands a request to the provider, which does as it pleases.
+func (w *world) deliver(m *message) {
+	m.done = true
+	latest := m.final
+	if w.rule == slowProvider {
+		latest += 20 * time.Second
+	}
+	if w.rule == kernelDelivers || w.rule == pauseBeforeWrite {
+		latest = max(latest, w.t)
+	}
+	soonish := func() time.Duration {
+		if w.rng.IntN(2) == 0 || latest <= w.t {
+			return w.t
+		}
+		if w.rng.IntN(3) == 0 {
+			return latest
+		}
+		return w.t + time.Duration(w.rng.Int64N(int64(latest-w.t)+1))
+	}
+	kind := w.rng.IntN(9)
+	if w.quiet {
+		kind = 0
+	}
+	w.logf("%s(attempt %d) arrives at the provider, which does %d", m.in.call.IntentID, m.attempt, kind)
+	switch kind {
+	case 0, 1, 2: // pays and says so
+		m.commits, m.commitAt = true, w.t
+		m.answer = &Result{Outcome: AttemptSucceeded}
+	case 3: // pays, perhaps later, and answers 500
+		m.commits, m.commitAt = true, soonish()
+		m.answer = &Result{Outcome: AttemptUnknown, Detail: "500"}
+	case 4: // pays, perhaps later, and says nothing
+		m.commits, m.commitAt = true, soonish()
+	case 5: // declines
+		m.answer = &Result{Outcome: AttemptFailed, Response: &Response{Status: 402}}
+	case 6: // too many requests
+		m.answer = &Result{Outcome: AttemptRetryable, Response: &Response{Status: 429}}
+	case 7: // accepts, and pays at any time or never
+		m.answer = &Result{Outcome: AttemptPending, Response: &Response{Status: 202}}
+		if w.rng.IntN(2) == 0 {
+			m.commits, m.commitAt = true, w.t+time.Duration(w.rng.Int64N(int64(time.Minute)))
+		}
+	case 8: // says nothing, does nothing
+	}
+}
+
+func (w *world) tellsSuccess(in *simIntent, a Answer, who string) {
+	if a.Response == nil || a.Response.Status != 200 {
+		return
+	}
+	about := w.byKey[a.Intent.Key.String()]
+	got := string(a.Response.Body)
+	w.logf("%s is told %s %s for %s", who, a.Verdict, got, about.call.IntentID)
+	if strings.HasPrefix(got, "payment-") {
+		found := false
+		for _, c := range w.ledger {
+			if c.in == about && fmt.Sprintf("payment-%d", c.number) == got {
+				found = true
+			}
+		}
+		if !found {
+			w.violate("%s was told that %s was paid as %s, which the ledger does not know", in.call.IntentID, about.call.IntentID, got)
+		}
+	}
+	if about.acked != "" && about.acked != got {
+		w.violate("%s was acknowledged as %s and now as %s", about.call.IntentID, about.acked, got)
+	}
+	about.acked = got
+}
+
+// call is an agent's call through one process.
+func (w *world) call(p *process, in *simIntent, c Call) {
+	ctx := context.Background()
+	pol := simPolicy()
+	who := fmt.Sprintf("p%d call %s", p.id, c.IntentID)
+	if w.rule == claimAfterSend {
+		m := w.send(p, in, 1, nil)
+		w.giveWay(nil)
+		a, err := p.engine.Admit(ctx, c, pol)
+		if err == nil && a.Ticket != nil {
+			w.await(p, a.Ticket, m, who, in)
+		}
+		return
+	}
+	startT := w.t
+	a, err := p.engine.Admit(ctx, c, pol)
+	if err != nil {
+		w.logf("%s: %v", who, err)
+		return
+	}
+	w.logf("%s: %s %s %s", who, a.Verdict, a.Reason, a.Hold)
+	w.tellsSuccess(in, a, who)
+	t := a.Ticket
+	if t == nil {
+		return
+	}
+	if startT+simFinal < w.t {
+		w.logf("%s: very late", who)
+	}
+	w.giveWay(nil)
+	switch {
+	case w.chance(8):
+		w.finish(p, t, Result{Outcome: AttemptRetryable, Detail: "refused to connect"}, who, in)
+		return
+	case !t.InTime():
+		w.finish(p, t, Result{Outcome: AttemptRetryable, Detail: "the deadline was over"}, who, in)
+		return
+	}
+	if w.rule == pauseBeforeWrite {
+		w.giveWay(nil)
+	}
+	m := w.send(p, in, t.Attempt, t)
+	w.await(p, t, m, who, in)
+}
+
+func (w *world) send(p *process, in *simIntent, n int, t *Ticket) *message {
+	m := &message{in: in, attempt: n, deadline: w.t + simTimeout, final: w.t + simFinal}
+	if t != nil {
+		left := t.deadline.Boot - t.clock.Now().Boot
+		m.deadline = w.t + left
+		m.final = m.deadline + simMargin + simGrace + simSettleAfter
+		r := w.rseq[in.call.Key.String()][n]
+		m.rseq, m.covers = r[0], r[1]
+	}
+	w.net = append(w.net, m)
+	w.logf("p%d sends %s(attempt %d)", p.id, in.call.IntentID, n)
+	return m
+}
+
+func (w *world) await(p *process, t *Ticket, m *message, who string, in *simIntent) {
+	until := w.t + simTimeout
+	w.giveWay(func() bool { return m.answer != nil && !m.commits || w.t >= until || !t.InTime() })
+	res := Result{Outcome: AttemptUnknown, Detail: "no answer"}
+	if m.answer != nil && (!m.commits || m.answer.Outcome != AttemptSucceeded) && !w.chance(15) {
+		res = *m.answer
+	}
+	if w.rule == ackBeforeDurable && res.Outcome == AttemptSucceeded {
+		w.tellsSuccess(in, Answer{Verdict: Allow, Response: res.Response, Intent: View{Key: t.Key}}, who)
+		w.giveWay(nil)
+	}
+	w.finish(p, t, res, who, in)
+}
+
+func (w *world) finish(p *process, t *Ticket, res Result, who string, in *simIntent) {
+	w.giveWay(nil)
+	a, err := p.engine.Settle(context.Background(), t, res)
+	if err != nil {
+		w.logf("%s: settle %s: %v", who, res.Outcome, err)
+		return
+	}
+	w.logf("%s: settles %s: %s %s %s", who, res.Outcome, a.Verdict, a.Reason, a.Hold)
+	w.tellsSuccess(in, a, who)
+}
+
+// sync is the controller's look at the holds: objects are made and their state shown.
+func (w *world) sync(p *process) {
+	cursor := ""
+	for {
+		views, next, err := p.engine.Holds(context.Background(), cursor)
+		if err != nil {
+			return
+		}
+		for _, v := range views {
+			in := w.byKey[v.Key.String()]
+			var o *object
+			for _, x := range in.objects {
+				if x.id == v.Hold.HoldID {
+					o = x
+				}
+			}
+			if o == nil {
+				o = &object{id: v.Hold.HoldID}
+				in.objects = append(in.objects, o)
+			}
+			o.state, o.unknown = v.Hold.State, false
+			for _, a := range v.Attempts {
+				if a.Outcome == AttemptUnknown || a.Outcome == AttemptOpen {
+					o.unknown = true
+				}
+			}
+		}
+		if cursor = next; cursor == "" {
+			return
+		}
+	}
+}
+
+// person looks at one hold and the provider's ledger, and decides honestly.
+func (w *world) person(p *process, in *simIntent, o *object) {
+	if o.resolution != nil {
+		return
+	}
+	paid := false
+	for _, c := range w.ledger {
+		// A payment may become visible only at the end of its settling time.
+		if c.in == in && (w.t >= c.m.final || w.rng.IntN(2) == 0) {
+			paid = true
+		}
+	}
+	early := o.state == HoldWaiting
+	d := Reject
+	roll := w.rng.IntN(100)
+	switch {
+	case paid && roll < 80:
+		d = MarkPaid
+	case paid:
+	case early && w.mutation != noWaiting && w.mutation != earlyMarkFailed && w.rule != lookEarly && roll < 96:
+		return // the API server would refuse it
+	case o.unknown && roll%4 == 0:
+		d = MarkFailed
+	case roll < 80:
+		d = Release
+	}
+	o.resolution = &Resolution{HoldID: o.id, Decision: d, Reason: "I looked", By: "a person", ProviderReference: "by-hand"}
+	w.logf("a person says %s of %s hold %d (%s)", d, in.call.IntentID, o.id.Number, o.state)
+	if early && w.rule != lookEarly {
+		w.take(p, o) // it slipped past the API server and is read at once
+	}
+}
+
+// take is a controller reading a resolution; it may do so at any time and again.
+func (w *world) take(p *process, o *object) {
+	if o.resolution == nil {
+		return
+	}
+	if w.rule == resolutionIgnored || w.rule == releasesAccepted {
+		w.takeWrongly(p, o)
+		return
+	}
+	v, err := p.engine.Resolve(context.Background(), *o.resolution)
+	if err != nil {
+		return
+	}
+	w.logf("p%d takes %s: %s %s", p.id, o.resolution.Decision, v.State, v.Effect)
+}
+
+func (w *world) takeWrongly(p *process, o *object) {
+	r, _, err := p.engine.get(context.Background(), o.id.Key.String())
+	if err != nil || r == nil || r.State != Held || !p.engine.isCurrent(r, o.id) {
+		return
+	}
+	if w.rule == resolutionIgnored && p.engine.cannot(r, *o.resolution) != "" {
+		return
+	}
+	if w.rule == releasesAccepted && o.resolution.Decision == Release && r.accepted() && !r.Current.Waiting {
+		for i := range r.Attempts {
+			r.Attempts[i].Accepted = false
+		}
+		pend, err := p.engine.take(r, *o.resolution, w.storeNow())
+		if err == nil {
+			_, _, _ = p.engine.update(context.Background(), pend, p.engine.soon())
+		}
+		return
+	}
+	_, _ = p.engine.Resolve(context.Background(), *o.resolution)
+}
+
+func simPolicy() Policy {
+	return Policy{Budget: "b", Window: 400 * time.Hour, TTL: 200 * time.Hour, Timeout: simTimeout, SettleAfter: simSettleAfter, MaxHeld: 50, MaxHeldPerCaller: 50}
+}
+
+func mustPath(segments ...string) intent.Path {
+	p, err := intent.NewPath(segments...)
+	if err != nil {
+		panic(err)
+	}
+	return p
+}
+
+func newWorld(seed uint64, rule worldRule, m mutation, dir string, tracing bool) (*world, error) {
+	w := &world{
+		seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), rule: rule, mutation: m, dir: dir, tracing: tracing,
+		byKey: map[string]*simIntent{}, changed: map[string]uint64{}, state: map[string]State{},
+		frozen: map[string]map[int]uint64{}, covers: map[string]uint64{}, rseq: map[string]map[int][2]uint64{},
+	}
+	st, err := bolt.Open(w.path(), bolt.Options{NoSync: true, Clock: w.storeNow})
+	if err != nil {
+		return nil, err
+	}
+	w.bolt = st
+	w.id = store.Identity{Epoch: "e1", KeyDomain: "d1"}
+	if _, err := st.Initialise(context.Background(), w.id); err != nil {
+		return nil, err
+	}
+	w.makeIntents()
+	for i := range 2 + w.rng.IntN(2) {
+		p := &process{id: i}
+		w.procs = append(w.procs, p)
+		w.boot(p)
+	}
+	return w, nil
+}
+
+// makeIntents makes one to four intents, most of them for the same few things.
+func (w *world) makeIntents() {
+	scopes := []intent.Scope{
+		{mustPath("o", "9")},
+		{mustPath("o", "9"), mustPath("o", "10")},
+		{mustPath("o", "10")},
+		{mustPath("o")},
+		{mustPath("o", "9", "item")},
+	}
+	lineages := []intent.Path{"", "", mustPath("s", "1"), mustPath("s", "2"), mustPath("s")}
+	for i := range 1 + w.rng.IntN(4) {
+		scope, err := intent.NewScope(scopes[w.rng.IntN(len(scopes))]...)
+		if err != nil {
+			panic(err)
+		}
+		amount := &intent.Money{Value: "10", Currency: "USD"}
+		in := &simIntent{call: Call{
+			Key:       Key{Namespace: "ns", Tool: fmt.Sprint("t", w.rng.IntN(2)), Caller: fmt.Sprint("c", w.rng.IntN(2)), IntentID: fmt.Sprint("i", i)},
+			CallerUID: "u", Scope: scope, Lineage: lineages[w.rng.IntN(len(lineages))], Amount: amount, Recipient: "r",
+			Fingerprint: fmt.Sprint("f", w.rng.IntN(2)), IdentityHash: "h",
+		}}
+		in.other = in.call
+		in.other.Amount, in.other.Fingerprint = &intent.Money{Value: "11", Currency: "USD"}, "f9"
+		w.ins = append(w.ins, in)
+		w.byKey[in.call.Key.String()] = in
+	}
+}
+
+func (w *world) runnable(p *process) []*actor {
+	var out []*actor
+	if p.paused > w.t {
+		return nil
+	}
+	for _, a := range p.actors {
+		if a.ready == nil || a.ready() {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+func (w *world) pass(d time.Duration) {
+	// Payments that fall due on the way are made at their own time, in order.
+	end := w.t + d
+	for {
+		at := end
+		for _, m := range w.net {
+			if m.commits && m.commitAt > w.t && m.commitAt < at {
+				at = m.commitAt
+			}
+		}
+		if w.rule == clockStands {
+			for _, p := range w.procs {
+				if p.paused > w.t {
+					p.stood += min(at, p.paused) - w.t
+				}
+			}
+		}
+		w.t = at
+		w.transfer()
+		if at == end {
+			return
+		}
+	}
+}
+
+// someObject picks one of all hold objects.
+func (w *world) someObject() (*simIntent, *object) {
+	var n int
+	for _, in := range w.ins {
+		n += len(in.objects)
+	}
+	if n == 0 {
+		return nil, nil
+	}
+	i := w.rng.IntN(n)
+	for _, in := range w.ins {
+		if i < len(in.objects) {
+			return in, in.objects[i]
+		}
+		i -= len(in.objects)
+	}
+	return nil, nil
+}
+
+// history is one life of the world.
+func (w *world) history() {
+	steps := 60 + w.rng.IntN(140)
+	for i := 0; i < steps && w.violation == ""; i++ {
+		w.one()
+	}
+	w.settle()
+	w.judgeEnd()
+	for _, p := range w.procs {
+		for _, a := range p.actors {
+			a.stop()
+		}
+	}
+	_ = w.bolt.Close()
+}
+
+func (w *world) one() {
+	w.transfer()
+	p := w.procs[w.rng.IntN(len(w.procs))]
+	alive := p.paused <= w.t
+	switch roll := w.rng.IntN(100); {
+	case roll < 9 && alive && len(p.actors) < 6:
+		in := w.ins[w.rng.IntN(len(w.ins))]
+		c := in.call
+		if w.rng.IntN(12) == 0 {
+			c = in.other
+		}
+		w.start(p, fmt.Sprintf("p%d call %s", p.id, c.IntentID), func() { w.call(p, in, c) })
+	case roll < 58:
+		if r := w.runnable(p); len(r) > 0 {
+			w.resume(r[w.rng.IntN(len(r))])
+		}
+	case roll < 66:
+		var waiting []*message
+		for _, m := range w.net {
+			if !m.done {
+				waiting = append(waiting, m)
+			}
+		}
+		if len(waiting) > 0 {
+			m := waiting[w.rng.IntN(len(waiting))]
+			if w.chance(15) {
+				m.done = true
+				w.logf("the network loses %s(attempt %d)", m.in.call.IntentID, m.attempt)
+			} else {
+				w.deliver(m)
+			}
+			w.transfer()
+		}
+	case roll < 75:
+		d := []time.Duration{50 * time.Millisecond, 300 * time.Millisecond, time.Second, simLease, simFinal}[w.rng.IntN(5)]
+		w.pass(time.Duration(w.rng.Int64N(int64(d)) + 1))
+	case roll < 80 && alive:
+		w.start(p, fmt.Sprintf("p%d sweep", p.id), func() { _ = p.engine.Sweep(context.Background()) })
+	case roll < 85 && alive:
+		w.start(p, fmt.Sprintf("p%d sync", p.id), func() { w.sync(p) })
+	case roll < 89 && alive:
+		if in, o := w.someObject(); o != nil {
+			w.start(p, "person", func() { w.person(p, in, o) })
+		}
+	case roll < 93 && alive:
+		if _, o := w.someObject(); o != nil {
+			w.start(p, fmt.Sprintf("p%d take", p.id), func() { w.take(p, o) })
+		}
+	case roll < 95:
+		w.logf("p%d is killed", p.id)
+		w.boot(p)
+	case roll < 97 && alive:
+		p.paused = w.t + time.Duration(w.rng.Int64N(int64(2*simFinal)))
+		w.logf("p%d stops until %.3fs", p.id, p.paused.Seconds())
+	case roll < 98:
+		step := []time.Duration{20 * time.Minute, -20 * time.Minute, 2 * time.Second, -2 * time.Second}[w.rng.IntN(4)]
+		w.skew += step
+		w.back += max(-step, 0)
+		w.logf("the store's clock steps by %s", step)
+	case roll < 99:
+		if len(w.late) > 0 {
+			i := w.rng.IntN(len(w.late))
+			run := w.late[i]
+			w.late = append(w.late[:i:i], w.late[i+1:]...)
+			w.logf("a slow request lands")
+			run()
+		}
+	default:
+		if w.rng.IntN(3) == 0 {
+			w.pass(25 * time.Hour)
+		} else {
+			p.wall += time.Duration(w.rng.Int64N(int64(4*time.Second))) - 2*time.Second
+		}
+	}
+}
+
+// settle lets everything come to rest: nothing fails any more, and people decide.
+func (w *world) settle() {
+	for _, run := range w.late {
+		if w.rng.IntN(2) == 0 {
+			run()
+		}
+	}
+	w.late, w.quiet = nil, true
+	for _, p := range w.procs {
+		p.paused, p.wall = 0, 0
+	}
+	w.pass(w.back) // a lease ends by the store's clock
+	p := w.procs[0]
+	for round := 0; round < 14 && w.violation == ""; round++ {
+		w.drain()
+		for range 4 {
+			w.pass(simFinal / 2)
+			w.start(p, "sweep", func() { _ = p.engine.Sweep(context.Background()) })
+			w.drain()
+		}
+		w.pass(time.Minute) // an accepted payment is paid by now or never
+		w.start(p, "sweep", func() { _ = p.engine.Sweep(context.Background()) })
+		w.start(p, "sync", func() { w.sync(p) })
+		w.drain()
+		for _, in := range w.ins {
+			for _, o := range in.objects {
+				if !w.rests(in) || round < 2 {
+					w.start(p, "person", func() { w.finalPerson(p, in, o) })
+					w.drain()
+				}
+			}
+			if round > 0 && !w.rests(in) {
+				w.start(p, "call", func() { w.call(p, in, in.call) })
+				w.drain()
+			}
+		}
+	}
+}
+
+func (w *world) rests(in *simIntent) bool { return w.state[in.call.Key.String()].Settled() }
+
+// finalPerson decides every hold that stands: the ledger is whole by now.
+func (w *world) finalPerson(p *process, in *simIntent, o *object) {
+	if o.resolution == nil && o.state == HoldHeld {
+		paid := false
+		for _, c := range w.ledger {
+			paid = paid || c.in == in
+		}
+		d := Reject
+		switch {
+		case paid:
+			d = MarkPaid
+		case o.unknown && w.rng.IntN(2) == 0:
+			d = MarkFailed
+		case w.rng.IntN(2) == 0:
+			d = Release
+		}
+		o.resolution = &Resolution{HoldID: o.id, Decision: d, By: "a person", ProviderReference: "by-hand"}
+		w.logf("a person says %s of %s hold %d in the end", d, in.call.IntentID, o.id.Number)
+	}
+	w.take(p, o)
+}
+
+// drain runs all actors to their end.
+func (w *world) drain() {
+	for range 100_000 {
+		w.transfer()
+		busy := false
+		for _, m := range w.net {
+			if !m.done {
+				w.deliver(m)
+				w.transfer()
+			}
+		}
+		for _, p := range w.procs {
+			for _, a := range w.runnable(p) {
+				w.resume(a)
+				busy = true
+			}
+		}
+		if busy {
+			continue
+		}
+		waiting := false
+		for _, p := range w.procs {
+			waiting = waiting || len(p.actors) > 0
+		}
+		if !waiting {
+			return
+		}
+		w.pass(200 * time.Millisecond)
+	}
+	w.violate("the actors do not come to an end")
+}
+
+// judgeEnd compares what the guard says in the end with the ledger.
+func (w *world) judgeEnd() {
+	if w.violation != "" {
+		return
+	}
+	w.current = nil
+	paid := map[*simIntent]int{}
+	for _, c := range w.ledger {
+		paid[c.in]++
+	}
+	keys := make([]string, 0, len(w.byKey))
+	for k := range w.byKey {
+		keys = append(keys, k)
+	}
+	sort.Strings(keys)
+	for _, k := range keys {
+		in := w.byKey[k]
+		sr, _, err := w.bolt.Get(context.Background(), k)
+		if err != nil {
+			w.violate("the store cannot be read: %v", err)
+			return
+		}
+		r, err := decode(sr)
+		if err != nil {
+			w.violate("%v", err)
+			return
+		}
+		if r == nil {
+			if paid[in] > 0 {
+				w.violate("%s was paid and there is no record", in.call.IntentID)
+			}
+			continue
+		}
+		if !r.State.Settled() && w.called(in, r) {
+			w.violate("%s is left undecided: %s, hold %d", in.call.IntentID, r.State, r.Hold)
+		}
+		if in.acked != "" && (r.State != Succeeded || r.Response == nil || string(r.Response.Body) != in.acked) {
+			w.violate("%s was acknowledged as %s and is %s in the end", in.call.IntentID, in.acked, r.State)
+		}
+		if paid[in] > 0 && r.State == Failed && !r.Disputed && !r.MarkedFailed {
+			w.violate("%s was paid and is Failed in the end", in.call.IntentID)
+		}
+	}
+}
+
+// called: the record was given every chance to be decided.
+func (w *world) called(in *simIntent, r *record) bool {
+	// A retryable or released intent waits for its agent, who may have been told of
+	// an exact match instead: nothing is in flight and nothing is unknown.
+	return r.State == InFlight || r.State == Held && r.Current.Waiting || r.State == Held
+}
+
+func (w *world) path() string { return filepath.Join(w.dir, fmt.Sprintf("sim-%d.db", w.seed)) }
