@@ -1,0 +1,230 @@
+// This file is about the variable `call`, as expressions see it. Its fields are
+// declared, so that a field that does not exist is a mistake in the spec and not a
+// value that never comes. What must never be part of an identity cannot be seen:
+// credentials, trace headers, MCP session ids, JSON-RPC ids.
+
+package policy
+
+import (
+	"errors"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/google/cel-go/cel"
+	"github.com/google/cel-go/common/types"
+	"github.com/google/cel-go/common/types/ref"
+
+	"github.com/holdfast-dev/holdfast/internal/intent"
+)
+
+// The headers that carry lineage.
+const (
+	sessionHeader = "Holdfast-Session"
+	indexHeader   = "Holdfast-Call"
+)
+
+// maxText bounds a string that an expression may look into. No intent ID, path,
+// amount or recipient is longer, and nothing that an expression does with a short
+// text takes long.
+const maxText = 4096
+
+// call is one call, decoded.
+type call struct {
+	method, path string
+	// query: a string, or a list of strings if the parameter came more than once.
+	query map[string]any
+	// header: strings by lower-case name; values of a repeated one joined by ", ".
+	header                map[string]any
+	body                  any
+	session, index, agent string
+
+	rpc bool
+}
+
+// errAbsent is a field that this call does not have.
+var errAbsent = errors.New("it is absent")
+
+const callTypeName = "holdfast.Call"
+
+// callField is one field of call.
+type callField struct {
+	kind *cel.Type
+	// get gives the value, and whether this call has one.
+	get func(*call) (any, bool)
+}
+
+func text(get func(*call) string) callField {
+	return callField{cel.StringType, func(c *call) (any, bool) { return get(c), get(c) != "" }}
+}
+
+var callFields = map[string]callField{
+	"method":  {cel.StringType, func(c *call) (any, bool) { return c.method, true }},
+	"path":    {cel.StringType, func(c *call) (any, bool) { return c.path, true }},
+	"query":   {cel.MapType(cel.StringType, cel.DynType), func(c *call) (any, bool) { return c.query, true }},
+	"header":  {cel.MapType(cel.StringType, cel.StringType), func(c *call) (any, bool) { return c.header, true }},
+	"body":    {cel.DynType, func(c *call) (any, bool) { return c.body, c.body != nil }},
+	"session": text(func(c *call) string { return c.session }),
+	"index":   text(func(c *call) string { return c.index }),
+	"agent":   text(func(c *call) string { return c.agent }),
+}
+
+// celTypes knows the type of call and how decoded values become CEL values.
+type celTypes struct{ *types.Registry }
+
+func (t celTypes) FindStructType(name string) (*types.Type, bool) {
+	if name == callTypeName {
+		return types.NewTypeTypeWithParam(types.NewObjectType(name)), true
+	}
+	return nil, false
+}
+
+func (t celTypes) FindStructFieldNames(name string) ([]string, bool) {
+	if name == callTypeName {
+		return slices.Sorted(maps.Keys(callFields)), true
+	}
+	return nil, false
+}
+
+func (t celTypes) FindStructFieldType(name, field string) (*types.FieldType, bool) {
+	f, ok := callFields[field]
+	if name != callTypeName || !ok {
+		return nil, false
+	}
+	return &types.FieldType{
+		Type: f.kind,
+		IsSet: func(target any) bool {
+			c, ok := target.(*call)
+			if !ok {
+				return false
+			}
+			_, set := f.get(c)
+			return set
+		},
+		GetFrom: func(target any) (any, error) {
+			c, ok := target.(*call)
+			if !ok {
+				return nil, errAbsent
+			}
+			v, set := f.get(c)
+			if !set {
+				return nil, errAbsent
+			}
+			return v, nil
+		},
+	}, true
+}
+
+// NativeToValue keeps numbers exact and texts short.
+func (t celTypes) NativeToValue(v any) ref.Val {
+	switch v := v.(type) {
+	case intent.Number:
+		return numberValue(v)
+	case string:
+		if len(v) > maxText {
+			return types.NewErr("a text of more than %d bytes cannot be used", maxText)
+		}
+		return types.String(v)
+	case map[string]any:
+		return types.NewStringInterfaceMap(t, v)
+	case []any:
+		return types.NewDynamicList(t, v)
+	}
+	return t.Registry.NativeToValue(v)
+}
+
+// ResolveName and Parent make a call what expressions are evaluated over.
+func (c *call) ResolveName(name string) (any, bool) {
+	if name == "call" {
+		return c, true
+	}
+	return nil, false
+}
+
+func (c *call) Parent() cel.Activation { return nil }
+
+// hiddenHeaders tell who calls or how the call travelled, never what it is for.
+var hiddenHeaders = []string{
+	"authorization", "proxy-authorization", "cookie",
+	"traceparent", "tracestate", "baggage", "b3", "mcp-session-id", "last-event-id",
+}
+
+func hiddenHeader(name string) bool {
+	return slices.Contains(hiddenHeaders, name) || strings.HasPrefix(name, "x-b3-")
+}
+
+func newCall(in CallInput) (*call, error) {
+	c := &call{method: in.Method, path: in.Suffix, agent: in.Agent}
+	if coding := strings.TrimSpace(in.Header.Get("Content-Encoding")); coding != "" && !strings.EqualFold(coding, "identity") {
+		return nil, invalid("body", "has the content coding %q, which cannot be read: send it without Content-Encoding", clip(coding))
+	}
+	contentType, err := single(in.Header, "Content-Type")
+	if err != nil {
+		return nil, err
+	}
+	if c.session, err = single(in.Header, sessionHeader); err != nil {
+		return nil, err
+	}
+	if c.index, err = single(in.Header, indexHeader); err != nil {
+		return nil, err
+	}
+	if c.body, err = intent.DecodeBody(contentType, in.Body); err != nil {
+		return nil, err
+	}
+	if body, ok := c.body.(map[string]any); ok && body["jsonrpc"] == "2.0" {
+		c.rpc = true
+		c.body = maps.Clone(body)
+		delete(c.body.(map[string]any), "id")
+	}
+	c.query = queryValues(in.Query)
+	c.header = make(map[string]any, len(in.Header))
+	for name, values := range in.Header {
+		if lower := strings.ToLower(name); !hiddenHeader(lower) {
+			c.header[lower] = strings.Join(values, ", ")
+		}
+	}
+	return c, nil
+}
+
+func queryValues(query url.Values) map[string]any {
+	out := make(map[string]any, len(query))
+	for name, values := range query {
+		if len(values) == 1 {
+			out[name] = values[0]
+			continue
+		}
+		list := make([]any, len(values))
+		for i, v := range values {
+			list[i] = v
+		}
+		out[name] = list
+	}
+	return out
+}
+
+// single gives a header that has one meaning only if it came once.
+func single(header http.Header, name string) (string, error) {
+	values := header.Values(name)
+	for _, v := range values {
+		if v != values[0] {
+			return "", invalid("header", "%s came more than once with different values: send it once", name)
+		}
+	}
+	return strings.TrimSpace(header.Get(name)), nil
+}
+
+func invalid(field, format string, args ...any) *intent.InvalidError {
+	e := specError(field, format, args...)
+	return &intent.InvalidError{Field: e.Field, Reason: e.Message}
+}
+
+// clip keeps what is quoted short.
+func clip(s string) string {
+	const most = 120
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + "…"
+}

@@ -1,0 +1,146 @@
+// This file is about what is served now: one immutable snapshot of all tools,
+// swapped atomically. A call looks a tool up once and keeps what it got, so it runs
+// under one policy from its beginning to its end.
+
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"sync/atomic"
+)
+
+// ErrNoTool: there is no such AgentTool.
+var ErrNoTool = errors.New("no such tool")
+
+// Why a tool is not served.
+const (
+	// ReasonInvalid: the tool's spec cannot be used.
+	ReasonInvalid = "Invalid"
+	// ReasonBudgetNotFound: the tool's IntentBudget does not exist.
+	ReasonBudgetNotFound = "BudgetNotFound"
+	// ReasonBudgetInvalid: the spec of the tool's IntentBudget cannot be used.
+	ReasonBudgetInvalid = "BudgetInvalid"
+	// ReasonStoreNotFound: the IdempotencyStore of the tool's budget does not exist.
+	ReasonStoreNotFound = "StoreNotFound"
+)
+
+// NotServedError is a tool that exists and is not served.
+type NotServedError struct {
+	Namespace string
+	Tool      string
+	// Reason is one word.
+	Reason string
+	// Message says why, and what to do.
+	Message string
+}
+
+func (e *NotServedError) Error() string {
+	return fmt.Sprintf("tool %s/%s is not served (%s): %s", e.Namespace, e.Tool, e.Reason, e.Message)
+}
+
+// NotServed makes of an error why a tool is not served. One that is a
+// *NotServedError stays as it is.
+func NotServed(namespace, tool string, err error) *NotServedError {
+	if e := (*NotServedError)(nil); errors.As(err, &e) {
+		return e
+	}
+	return &NotServedError{Namespace: namespace, Tool: tool, Reason: ReasonInvalid, Message: err.Error()}
+}
+
+type toolName struct{ namespace, name string }
+
+// entry is a tool that is served, or why it is not.
+type entry struct {
+	tool      *Tool
+	notServed *NotServedError
+}
+
+// Snapshot is all tools at one moment. It never changes.
+type Snapshot struct{ tools map[toolName]entry }
+
+// Tool gives a tool that is served. One that is not is a *NotServedError, one that
+// does not exist ErrNoTool.
+func (s *Snapshot) Tool(namespace, name string) (*Tool, error) {
+	switch e, ok := s.tools[toolName{namespace, name}]; {
+	case !ok:
+		return nil, fmt.Errorf("%s/%s: %w", namespace, name, ErrNoTool)
+	case e.notServed != nil:
+		return nil, e.notServed
+	default:
+		return e.tool, nil
+	}
+}
+
+// Current is the snapshot that is served. Its zero value serves nothing. All
+// methods may be called at the same time.
+type Current struct {
+	// mu orders writers; readers never wait.
+	mu sync.Mutex
+	at atomic.Pointer[Snapshot]
+}
+
+var empty = &Snapshot{}
+
+// Load gives the snapshot that is served now.
+func (c *Current) Load() *Snapshot {
+	if s := c.at.Load(); s != nil {
+		return s
+	}
+	return empty
+}
+
+// Set serves a tool.
+func (c *Current) Set(tool *Tool) {
+	c.Replace(func(b *Builder) { b.Set(tool) })
+}
+
+// Refuse keeps a tool from being served, and says why.
+func (c *Current) Refuse(why *NotServedError) {
+	c.Replace(func(b *Builder) { b.Refuse(why) })
+}
+
+// Remove forgets a tool that was deleted.
+func (c *Current) Remove(namespace, name string) {
+	c.Replace(func(b *Builder) { b.Remove(namespace, name) })
+}
+
+// Replace swaps in a snapshot that differs from the last one by what change does.
+// Until change returns, nothing of it is served.
+func (c *Current) Replace(change func(*Builder)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	b := &Builder{tools: maps.Clone(c.Load().tools)}
+	if b.tools == nil {
+		b.tools = map[toolName]entry{}
+	}
+	change(b)
+	// What change kept of the builder must not reach what is served.
+	c.at.Store(&Snapshot{tools: b.tools})
+	b.tools = nil
+}
+
+// Builder is a snapshot in the making. It is of use only within Replace.
+type Builder struct{ tools map[toolName]entry }
+
+// Set serves a tool.
+func (b *Builder) Set(tool *Tool) {
+	b.tools[toolName{tool.Namespace, tool.Name}] = entry{tool: tool}
+}
+
+// Refuse keeps a tool from being served.
+func (b *Builder) Refuse(why *NotServedError) {
+	b.tools[toolName{why.Namespace, why.Tool}] = entry{notServed: why}
+}
+
+// Remove forgets a tool.
+func (b *Builder) Remove(namespace, name string) {
+	delete(b.tools, toolName{namespace, name})
+}
+
+// Keep forgets all tools but those for which keep says true.
+func (b *Builder) Keep(keep func(namespace, name string) bool) {
+	maps.DeleteFunc(b.tools, func(n toolName, _ entry) bool { return !keep(n.namespace, n.name) })
+}
