@@ -38,18 +38,18 @@ func (f *findings) err() error {
 }
 
 // Check reads the whole file and reports every index entry that does not follow
-// from the records, every one that is missing, and every damaged page. It takes
-// memory for all records and holds up the growth of the file while it runs.
+// from the records, every one that is missing, and every damaged page. Nothing is
+// written while it runs, and it takes memory for all records.
 func (s *Store) Check(ctx context.Context) error {
-	var found findings
-	err := s.view(ctx, func(t *txn) error {
+	_, err := s.submit(ctx, 0, func(t *txn) (answer, error) {
+		var found findings
 		for err := range t.meta.Tx().Check() {
 			found.add("page: %w", err)
 		}
 		c := &checker{txn: t, findings: &found}
-		return c.run()
+		return answer{}, errors.Join(c.run(), found.err())
 	})
-	return errors.Join(err, found.err())
+	return err
 }
 
 type checker struct {
@@ -63,13 +63,9 @@ func (c *checker) run() error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(
-		c.checkRecords(sequence),
-		c.checkParts(),
-		c.checkMarks(sequence),
-		c.checkListings(),
-		c.checkMeters(),
-	)
+	err = c.checkRecords(sequence)
+	c.checkListings()
+	return errors.Join(err, c.checkParts(), c.checkMarks(sequence), c.checkMeters())
 }
 
 func (c *checker) checkRecords(sequence uint64) error {
@@ -149,7 +145,7 @@ func (c *checker) checkMarks(sequence uint64) error {
 }
 
 // checkListings holds the lists of due and held records against the records.
-func (c *checker) checkListings() error {
+func (c *checker) checkListings() {
 	due, held := 0, 0
 	for id, f := range c.records {
 		if f.due != 0 {
@@ -171,7 +167,6 @@ func (c *checker) checkListings() error {
 	if n := count(c.held); n != held {
 		c.add("%d records are held, %d are listed", held, n)
 	}
-	return nil
 }
 
 // checkMeters adds up all entries.

@@ -98,6 +98,7 @@ func (t *txn) hits(probes []store.Probe, own, covered uint64, now time.Time) (st
 	}
 	result := store.Result{ProbeHits: make([]bool, len(probes))}
 	best := make([]candidate, 0, store.MaxHits)
+	ranks, key := t.facts.Cursor(), make([]byte, 8)
 	var next candidate
 	for {
 		next.id, next.first, next.probes = 0, false, next.probes[:0]
@@ -121,8 +122,9 @@ func (t *txn) hits(probes []store.Probe, own, covered uint64, now time.Time) (st
 			}
 		}
 		result.HitCount++
-		f := t.facts.Get(number(next.id))
-		if len(f) < factsFixed {
+		binary.BigEndian.PutUint64(key, next.id)
+		k, f := ranks.Seek(key)
+		if !bytes.Equal(k, key) || len(f) < factsFixed {
 			return store.Result{}, fmt.Errorf("%w: mark of a record that is not there", errDamaged)
 		}
 		next.version, next.unsettled = rankOf(f)
