@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"syscall"
 	"testing"
@@ -149,11 +150,27 @@ func (s *service) leave(body, fault string, headers ...string) (goAway func() er
 
 func TestLostAnswerHangsUntilTheClientGoes(t *testing.T) {
 	s := start(t, provider.Options{})
+	ended := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer close(ended)
+		s.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	s.url = server.URL
 	goAway := s.leave(order("9"), "lost-answer")
 	s.Eventually(s.count, soon, often).Should(Equal(1))
+	s.Consistently(ended, 50*time.Millisecond, often).ShouldNot(BeClosed())
 	s.Expect(goAway()).To(MatchError(context.Canceled))
-	s.Expect(s.Shutdown(t.Context())).To(Succeed(), "nothing hangs any more")
+	s.Eventually(ended, soon, often).Should(BeClosed())
 	s.Expect(s.count()).To(Equal(1))
+}
+
+func TestTheReadTimeoutDoesNotEndAHang(t *testing.T) {
+	s := start(t, provider.Options{ReadTimeout: 50 * time.Millisecond})
+	goAway := s.leave(order("9"), "hold-after-commit")
+	s.Eventually(s.Held, soon, often).Should(HaveLen(1))
+	s.Consistently(s.Held, 200*time.Millisecond, often).Should(HaveLen(1))
+	s.Expect(goAway()).To(MatchError(context.Canceled))
 }
 
 func TestLostAnswerIsBounded(t *testing.T) {

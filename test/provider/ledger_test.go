@@ -5,6 +5,7 @@ package provider_test
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -46,7 +47,7 @@ func TestAnUnfinishedLineNeverCounted(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ledger")
 	s := open(t, path, provider.Options{})
 	s.keyed(order("8"))
-	s.keyed(order("9"))
+	s.keyed(`{"accountId":"a","amount":1,"memo":"` + strings.Repeat("longer than the next line", 20) + `"}`)
 	s.Expect(s.Close()).To(Succeed())
 	text, err := os.ReadFile(path)
 	s.Expect(err).NotTo(HaveOccurred())
@@ -54,6 +55,7 @@ func TestAnUnfinishedLineNeverCounted(t *testing.T) {
 
 	s = open(t, path, provider.Options{})
 	s.Expect(s.count()).To(Equal(1))
+	s.Expect(os.ReadFile(path)).To(WithTransform(func(b []byte) string { return string(b) }, HaveSuffix("\n")), "cut off")
 	s.keyed(order("10"))
 	s.Expect(s.Close()).To(Succeed())
 	s = open(t, path, provider.Options{})

@@ -39,8 +39,7 @@ const (
 	// defaultCurrency stands in where a request names none.
 	defaultCurrency = "USD"
 
-	maxText     = 255
-	bodyTimeout = 30 * time.Second
+	maxText = 255
 )
 
 var (
@@ -242,22 +241,12 @@ func (p *Provider) delay(wait time.Duration) bool {
 }
 
 func (p *Provider) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
-	// The deadline is for the body alone: left standing it would make the
-	// server believe in the middle of a hang that the client has gone. A
-	// recorder in a test has no connection and so no deadline.
-	conn := http.NewResponseController(w)
-	if err := conn.SetReadDeadline(time.Now().Add(bodyTimeout)); err != nil && !errors.Is(err, http.ErrNotSupported) {
-		return nil, fmt.Errorf("set the body's deadline: %w", err)
-	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, p.options.MaxBodyBytes))
 	if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
 		return nil, refused(http.StatusRequestEntityTooLarge, "too_large", "the body is larger than %d bytes", tooLarge.Limit)
 	}
 	if err != nil {
 		return nil, refused(http.StatusBadRequest, "bad_request", "the body could not be read: %v", err)
-	}
-	if err := conn.SetReadDeadline(time.Time{}); err != nil && !errors.Is(err, http.ErrNotSupported) {
-		return nil, fmt.Errorf("clear the body's deadline: %w", err)
 	}
 	return body, nil
 }

@@ -50,6 +50,9 @@ type Options struct {
 	MaxHang time.Duration
 	// MaxBodyBytes bounds a request's body. 0 means 1 MiB.
 	MaxBodyBytes int64
+	// ReadTimeout bounds the reading of a request, its body included, under
+	// Start. 0 means 30 s.
+	ReadTimeout time.Duration
 	// Now is the clock of commits, windows and visibility. Nil means
 	// time.Now. Delays run on real time.
 	Now func() time.Time
@@ -105,6 +108,9 @@ func build(o Options, l *ledger) *Provider {
 	}
 	if o.MaxBodyBytes == 0 {
 		o.MaxBodyBytes = 1 << 20
+	}
+	if o.ReadTimeout == 0 {
+		o.ReadTimeout = 30 * time.Second
 	}
 	if o.Now == nil {
 		o.Now = time.Now
@@ -213,11 +219,11 @@ func (p *Provider) Start(listen string) (string, error) {
 	}
 	// No WriteTimeout: hanging is part of the service.
 	p.server = &http.Server{
-		Handler:           p,
-		ReadHeaderTimeout: 10 * time.Second,
-		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    64 << 10,
-		ErrorLog:          slog.NewLogLogger(p.options.Log.Handler(), slog.LevelError),
+		Handler:        p,
+		ReadTimeout:    p.options.ReadTimeout,
+		IdleTimeout:    2 * time.Minute,
+		MaxHeaderBytes: 64 << 10,
+		ErrorLog:       slog.NewLogLogger(p.options.Log.Handler(), slog.LevelError),
 	}
 	server := p.server
 	go func() {

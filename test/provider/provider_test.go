@@ -224,14 +224,27 @@ func TestWhatIsNotAPaymentIsRefused(t *testing.T) {
 	s.Expect(s.count()).To(BeZero())
 }
 
+func TestASlowBodyIsCutOff(t *testing.T) {
+	s := start(t, provider.Options{ReadTimeout: 20 * time.Millisecond})
+	slow, end := io.Pipe()
+	defer func() { _ = end.Close() }()
+	go func() { _, _ = end.Write([]byte(`{"accountId":`)) }()
+	request, err := http.NewRequest("POST", s.url+"/charges", slow)
+	s.Expect(err).NotTo(HaveOccurred())
+	a := s.send(s.client, request)
+	s.Expect(a.sendErr != nil || a.status == http.StatusBadRequest).To(BeTrue(), "%d %s", a.status, a.body)
+	s.Expect(s.count()).To(BeZero())
+}
+
 func TestTheLedgerCountsExactlyAndCountsRequests(t *testing.T) {
 	s := start(t, provider.Options{})
 	for _, amount := range []string{"0.1", "0.2", "9007199254740993", `"1000000000000000000.000000000000000001"`, "1e1"} {
 		a := s.do("POST", "/charges", `{"accountId":"a","amount":`+amount+`}`)
 		s.Expect(a.json(t)["amount"]).To(Equal(strings.Trim(amount, `"`)))
 	}
-	s.do("POST", "/charges", `{"accountId":"a","amount":"5","currency":"JPY"}`)
+	s.do("POST", "/charges", `{"accountId":"a","amount":"5e3","currency":"JPY"}`)
 	s.do("POST", "/refunds", `{"accountId":"a","amount":"1.50"}`)
+	s.do("POST", "/refunds", `{"accountId":"a","amount":"1e-18","currency":"ETH"}`)
 	s.do("POST", "/refunds", `not a payment`)
 	s.do("GET", "/refunds?key=x", "")
 	s.do("GET", "/elsewhere", "")
@@ -243,14 +256,14 @@ func TestTheLedgerCountsExactlyAndCountsRequests(t *testing.T) {
 		Requests map[string]int               `json:"requests"`
 	}
 	s.Expect(json.Unmarshal(s.do("GET", "/ledger", "").body, &got)).To(Succeed())
-	s.Expect(got.Entries).To(HaveLen(7))
-	s.Expect(got.Count).To(Equal(7))
+	s.Expect(got.Entries).To(HaveLen(8))
+	s.Expect(got.Count).To(Equal(8))
 	s.Expect(got.Totals).To(Equal(map[string]map[string]string{
-		"charge": {"USD": "1009007199254741003.300000000000000001", "JPY": "5"},
-		"refund": {"USD": "1.50"},
+		"charge": {"USD": "1009007199254741003.300000000000000001", "JPY": "5000"},
+		"refund": {"USD": "1.50", "ETH": "0.000000000000000001"},
 	}))
 	s.Expect(got.Requests).To(Equal(map[string]int{
-		"POST /charges": 6, "POST /refunds": 2, "GET /refunds": 1, "GET /elsewhere": 1,
+		"POST /charges": 6, "POST /refunds": 3, "GET /refunds": 1, "GET /elsewhere": 1,
 	}))
 
 	s.Expect(s.do("DELETE", "/ledger", "").status).To(Equal(http.StatusNoContent))
