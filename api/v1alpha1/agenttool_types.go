@@ -315,6 +315,7 @@ type RecordSpec struct {
 	// and a replay says so. Between 1Ki and 4Mi; effective value when absent: 1Mi.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).compareTo(quantity('1Ki')) >= 0 && quantity(string(self)).compareTo(quantity('4Mi')) <= 0",message="maxBodyBytes must be between 1Ki and 4Mi"
+	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).isInteger()",message="maxBodyBytes must be a whole number of bytes"
 	MaxBodyBytes *resource.Quantity `json:"maxBodyBytes,omitempty"`
 }
 

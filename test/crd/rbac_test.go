@@ -1,0 +1,147 @@
+// The roles give what is needed and no more: nobody has a wildcard, the operator decides about nothing and reads
+// no Secret of its own accord, and editing is not resolving.
+
+package crd
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+type role struct {
+	kind, name, namespace string
+	labels                map[string]string
+	rules                 []rbacv1.PolicyRule
+}
+
+func roles(t *testing.T, objects []*unstructured.Unstructured) []role {
+	t.Helper()
+	var list []role
+	for _, o := range objects {
+		if o.GetKind() != "Role" && o.GetKind() != "ClusterRole" {
+			continue
+		}
+		r := &rbacv1.ClusterRole{}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(o.Object, r, true); err != nil {
+			t.Fatalf("%s %s: %v", o.GetKind(), o.GetName(), err)
+		}
+		list = append(list, role{o.GetKind(), o.GetName(), o.GetNamespace(), o.GetLabels(), r.Rules})
+	}
+	return list
+}
+
+func TestRoles(t *testing.T) {
+	samples, err := readSamples()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := roles(t, append(slices.Clone(rendered), samples...))
+	if len(all) != 8 {
+		t.Errorf("found %d roles, want 8", len(all))
+	}
+	for _, r := range all {
+		for _, rule := range r.rules {
+			for _, word := range slices.Concat(rule.Verbs, rule.Resources, rule.APIGroups, rule.NonResourceURLs) {
+				if strings.Contains(word, "*") {
+					t.Errorf("%s %s: has the wildcard %q", r.kind, r.name, word)
+				}
+			}
+			if slices.Contains(rule.Verbs, "resolve") && r.name != "holdfast-resolver" {
+				t.Errorf("%s %s: has the verb resolve", r.kind, r.name)
+			}
+			if slices.Contains(rule.Verbs, "invoke") && r.name != "holdfast-agent" {
+				t.Errorf("%s %s: has the verb invoke", r.kind, r.name)
+			}
+			if slices.ContainsFunc([]string{"impersonate", "escalate"}, func(v string) bool { return slices.Contains(rule.Verbs, v) }) {
+				t.Errorf("%s %s: has a verb that gives other rights", r.kind, r.name)
+			}
+			if slices.Contains(rule.Verbs, "bind") && (r.name != "holdfast-admin" || len(rule.ResourceNames) == 0) {
+				t.Errorf("%s %s: may bind any role", r.kind, r.name)
+			}
+			if slices.Contains(rule.Resources, "secrets") && (r.kind == "ClusterRole" || r.namespace == "holdfast-system" || len(rule.ResourceNames) == 0 || !slices.Equal(rule.Verbs, []string{"get"})) {
+				t.Errorf("%s %s: reads more than single Secrets of one namespace", r.kind, r.name)
+			}
+			if r.kind == "ClusterRole" && slices.Contains(rule.Resources, "configmaps") {
+				t.Errorf("%s: reads ConfigMaps of all namespaces", r.name)
+			}
+		}
+	}
+}
+
+// What the whole set of roles and bindings comes to, asked of the API server.
+func TestWhatEachMayDo(t *testing.T) {
+	const group = "guardrails.holdfast.dev"
+	type attempt struct{ group, resource, verb, namespace string }
+	for _, tc := range []struct {
+		user string
+		may  []attempt
+		not  []attempt
+	}{
+		{operator,
+			[]attempt{
+				{group, "paymentholds", "create", namespace}, {group, "paymentholds", "patch", namespace}, {group, "paymentholds", "watch", ""},
+				{group, "paymentholds/status", "patch", namespace}, {group, "agenttools", "watch", ""}, {group, "agenttools/status", "patch", namespace},
+				{"authentication.k8s.io", "tokenreviews", "create", ""}, {"authorization.k8s.io", "subjectaccessreviews", "create", ""},
+				{"coordination.k8s.io", "leases", "update", "holdfast-system"}, {"", "configmaps", "update", "holdfast-system"},
+				{"events.k8s.io", "events", "create", namespace},
+			},
+			[]attempt{
+				{group, "paymentholds", "resolve", namespace}, {group, "agenttools", "invoke", namespace}, {group, "agenttools", "patch", namespace},
+				{"", "secrets", "list", ""}, {"", "secrets", "get", namespace}, {"", "secrets", "get", "holdfast-system"},
+				{"", "configmaps", "get", namespace}, {"coordination.k8s.io", "leases", "update", namespace},
+			}},
+		{alice,
+			[]attempt{{group, "paymentholds", "resolve", namespace}, {group, "paymentholds", "patch", namespace}, {group, "paymentholds", "list", namespace}},
+			[]attempt{{group, "paymentholds", "resolve", "default"}, {group, "paymentholds", "create", namespace}, {group, "paymentholds", "delete", namespace}, {group, "agenttools", "invoke", namespace}}},
+		{agent,
+			[]attempt{{group, "agenttools", "invoke", namespace}},
+			[]attempt{{group, "agenttools", "invoke", "default"}, {group, "agenttools", "get", namespace}, {group, "paymentholds", "get", namespace}, {group, "paymentholds", "resolve", namespace}}},
+	} {
+		for may, attempts := range map[bool][]attempt{true: tc.may, false: tc.not} {
+			for _, a := range attempts {
+				resource, sub, _ := strings.Cut(a.resource, "/")
+				review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+					User:               tc.user,
+					ResourceAttributes: &authorizationv1.ResourceAttributes{Group: a.group, Resource: resource, Subresource: sub, Verb: a.verb, Namespace: a.namespace, Name: ""},
+				}}
+				if err := admin.Create(t.Context(), review); err != nil {
+					t.Fatal(err)
+				}
+				if review.Status.Allowed != may {
+					t.Errorf("%s, %s %s in %q: allowed is %t, want %t (%s)", tc.user, a.verb, a.resource, a.namespace, review.Status.Allowed, may, review.Status.Reason)
+				}
+			}
+		}
+	}
+}
+
+// The roles that Kubernetes' own ones take in.
+func TestAggregatedRoles(t *testing.T) {
+	want := map[string]string{"holdfast-view": "view", "holdfast-edit": "edit", "holdfast-admin": "admin"}
+	for _, r := range roles(t, rendered) {
+		to := want[r.name]
+		for _, name := range []string{"view", "edit", "admin"} {
+			if got := r.labels["rbac.authorization.k8s.io/aggregate-to-"+name] == "true"; got != (name == to) {
+				t.Errorf("%s: taken in by %s is %t", r.name, name, got)
+			}
+		}
+		if to == "" {
+			continue
+		}
+		delete(want, r.name)
+		for _, rule := range r.rules {
+			if to == "edit" && slices.Contains(rule.Resources, "paymentholds") {
+				t.Error("editing must not touch PaymentHolds: nobody edits one but to resolve it")
+			}
+		}
+	}
+	if len(want) != 0 {
+		t.Errorf("not found: %v", want)
+	}
+}
