@@ -1,0 +1,240 @@
+// Command manager is Holdfast: the controllers and the gateway, in one process.
+//
+// This file is flags and wiring. The order at the end matters: the gateway stops
+// accepting and lets its calls settle, and only then are the stores closed.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/log/zap"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/holdfast-dev/holdfast/api/v1alpha1"
+	"github.com/holdfast-dev/holdfast/internal/access"
+	"github.com/holdfast-dev/holdfast/internal/controller"
+	"github.com/holdfast-dev/holdfast/internal/gateway"
+	"github.com/holdfast-dev/holdfast/internal/guard"
+)
+
+// The shortest times that are safe on a machine that is busy.
+const (
+	minSettlement = 500 * time.Millisecond
+	minMargin     = 250 * time.Millisecond
+	minGrace      = time.Second
+	minDrain      = time.Second
+)
+
+// apiPatience is how long the CRDs may take to be served at the start.
+const apiPatience = 30 * time.Second
+
+type flags struct {
+	controllers, gateway    bool
+	namespace, dataDir      string
+	address, cert, key      string
+	insecureHTTP, loopback  bool
+	metrics, probes         string
+	metricsSecure           bool
+	settlement              time.Duration
+	margin, grace, draining time.Duration
+	log                     zap.Options
+}
+
+func (f *flags) bind(fs *flag.FlagSet) {
+	fs.BoolVar(&f.controllers, "controllers", true, "Run the controllers. The embedded store needs controllers and gateway in one process.")
+	fs.BoolVar(&f.gateway, "gateway", true, "Run the gateway. The embedded store needs controllers and gateway in one process.")
+	fs.StringVar(&f.namespace, "operator-namespace", "holdfast-system", "The operator's own namespace: what it must remember and the gateways' Leases are there.")
+	fs.StringVar(&f.dataDir, "data-dir", "/var/lib/holdfast", "Where the files of embedded stores are. It must outlive the process.")
+	fs.StringVar(&f.address, "gateway-bind-address", ":8443", "Where the gateway listens for agents.")
+	fs.StringVar(&f.cert, "tls-cert-file", "", "The gateway's certificate. It is read again when it changes.")
+	fs.StringVar(&f.key, "tls-key-file", "", "The key of the gateway's certificate.")
+	fs.BoolVar(&f.insecureHTTP, "insecure-http", false, "Serve agents over plain HTTP. For development only: tokens and payments can be read on the way.")
+	fs.BoolVar(&f.loopback, "allow-loopback-upstreams", false, "Let tools be upstreams on this machine. For development only.")
+	fs.StringVar(&f.metrics, "metrics-bind-address", "0", "Where metrics are served; 0: nowhere.")
+	fs.BoolVar(&f.metricsSecure, "metrics-secure", true, "Serve metrics over HTTPS, to those whom RBAC allows.")
+	fs.StringVar(&f.probes, "health-probe-bind-address", ":8081", "Where /healthz and /readyz are served; 0: nowhere.")
+	fs.DurationVar(&f.settlement, "lease-settlement", 2*time.Second, "The time within a lease for writing an attempt's outcome. At least "+minSettlement.String()+".")
+	fs.DurationVar(&f.margin, "lease-margin", time.Second, "The time between the end of sending and the end of the lease. At least "+minMargin.String()+".")
+	fs.DurationVar(&f.grace, "lease-grace", 2*time.Second, "The time after a lease's end in which nobody judges it. At least "+minGrace.String()+".")
+	fs.DurationVar(&f.draining, "drain-timeout", time.Minute, "How long calls in progress may take to end when the process does. At least "+minDrain.String()+".")
+	f.log.BindFlags(fs)
+}
+
+func (f *flags) check() error {
+	if !f.controllers || !f.gateway {
+		return errors.New("the embedded store is a file of one process, which needs both roles: leave --controllers and --gateway at true")
+	}
+	for _, d := range []struct {
+		name        string
+		is, atLeast time.Duration
+	}{
+		{"lease-settlement", f.settlement, minSettlement},
+		{"lease-margin", f.margin, minMargin},
+		{"lease-grace", f.grace, minGrace},
+		{"drain-timeout", f.draining, minDrain},
+	} {
+		if d.is < d.atLeast {
+			return fmt.Errorf("--%s is %s: a payment could be judged too early, use at least %s", d.name, d.is, d.atLeast)
+		}
+	}
+	switch {
+	case f.namespace == "":
+		return errors.New("--operator-namespace is empty: name the namespace that the operator runs in")
+	case f.dataDir == "":
+		return errors.New("--data-dir is empty: name a directory that outlives the process")
+	}
+	return nil
+}
+
+func main() {
+	var f flags
+	f.bind(flag.CommandLine)
+	flag.Parse()
+	ctrl.SetLogger(zap.New(zap.UseFlagOptions(&f.log)))
+	if err := run(ctrl.SetupSignalHandler(), f); err != nil {
+		ctrl.Log.WithName("manager").Error(err, "the process ends")
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, f flags) (err error) {
+	if flag.NArg() > 0 {
+		return fmt.Errorf("unknown argument %q: all settings are flags", flag.Arg(0))
+	}
+	if err := f.check(); err != nil {
+		return err
+	}
+	dataDir, err := filepath.Abs(f.dataDir)
+	if err != nil {
+		return fmt.Errorf("--data-dir: %w", err)
+	}
+	if err := os.MkdirAll(dataDir, 0o700); err != nil {
+		return fmt.Errorf("--data-dir: %w", err)
+	}
+	cfg, err := ctrl.GetConfig()
+	if err != nil {
+		return fmt.Errorf("find the cluster: give --kubeconfig, or run in a pod: %w", err)
+	}
+	// Every hold and every unknown token is a request: the API server's own fairness limits them.
+	cfg.QPS = -1
+	if err := controller.CheckAPI(ctx, cfg, apiPatience); err != nil {
+		return err
+	}
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return err
+	}
+	metrics := metricsserver.Options{BindAddress: f.metrics, SecureServing: f.metricsSecure}
+	if f.metricsSecure {
+		metrics.FilterProvider = filters.WithAuthenticationAndAuthorization
+	}
+	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
+		Scheme:                 scheme,
+		Cache:                  controller.CacheOptions(f.namespace),
+		Metrics:                metrics,
+		HealthProbeBindAddress: f.probes,
+		// The gateway ends itself after its drain; this is for what hangs.
+		GracefulShutdownTimeout: ptr.To(f.draining + 15*time.Second),
+	})
+	if err != nil {
+		return fmt.Errorf("make the manager: %w", err)
+	}
+	live, err := controller.LiveClient(cfg, mgr)
+	if err != nil {
+		return err
+	}
+	op, err := controller.Setup(mgr, live, controller.Options{
+		Namespace: f.namespace, DataDir: dataDir,
+		Guard: guard.Options{Settlement: f.settlement, Margin: f.margin, Grace: f.grace},
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, op.Close()) }()
+
+	reserved, err := apiServer(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	reviews, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return fmt.Errorf("make the client for reviews: %w", err)
+	}
+	gw, err := gateway.New(gateway.Options{
+		Access:      access.New(reviews.AuthenticationV1().TokenReviews(), reviews.AuthorizationV1().SubjectAccessReviews(), nil),
+		Policies:    func() gateway.Policies { return op.Policies.Load() },
+		Engines:     op.Engines,
+		Credentials: op.Credentials,
+		Consent:     op.Consent,
+		Addresses:   gateway.Addresses{AllowLoopback: f.loopback, Reserved: func() []netip.AddrPort { return reserved }},
+		Log:         ctrl.Log.WithName("gateway"),
+		Address:     f.address, CertFile: f.cert, KeyFile: f.key, InsecureHTTP: f.insecureHTTP,
+		Drain: f.draining,
+	})
+	if err != nil {
+		return fmt.Errorf("set up the gateway (--tls-cert-file, --tls-key-file, --insecure-http): %w", err)
+	}
+	if err := mgr.Add(op.WhenProgrammed(gw)); err != nil {
+		return fmt.Errorf("add the gateway: %w", err)
+	}
+	if err := errors.Join(
+		mgr.AddHealthzCheck("process", healthz.Ping),
+		mgr.AddReadyzCheck("programmed", func(r *http.Request) error { return op.Programmed(r.Context()) }),
+	); err != nil {
+		return fmt.Errorf("set up the probes: %w", err)
+	}
+	return mgr.Start(ctx)
+}
+
+// apiServer gives the addresses at which this process reaches the API server: no
+// upstream may be there.
+func apiServer(ctx context.Context, cfg *rest.Config) ([]netip.AddrPort, error) {
+	u, err := url.Parse(cfg.Host)
+	if err != nil {
+		return nil, fmt.Errorf("the API server's address %q: %w", cfg.Host, err)
+	}
+	hosts := [][2]string{{u.Hostname(), u.Port()}}
+	if u.Port() == "" {
+		hosts[0][1] = map[string]string{"http": "80"}[u.Scheme]
+		if hosts[0][1] == "" {
+			hosts[0][1] = "443"
+		}
+	}
+	if host := os.Getenv("KUBERNETES_SERVICE_HOST"); host != "" {
+		hosts = append(hosts, [2]string{host, os.Getenv("KUBERNETES_SERVICE_PORT")})
+	}
+	var out []netip.AddrPort
+	for _, h := range hosts {
+		port, err := strconv.ParseUint(h[1], 10, 16)
+		if err != nil {
+			return nil, fmt.Errorf("the API server's port %q: %w", h[1], err)
+		}
+		addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", h[0])
+		if err != nil {
+			return nil, fmt.Errorf("the API server's address: %w", err)
+		}
+		for _, a := range addrs {
+			out = append(out, netip.AddrPortFrom(a.Unmap(), uint16(port)))
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,167 @@
+// This file is the gate before every resolution: none is taken until the API server
+// has refused a forged one.
+//
+// Who may resolve a hold is decided by an admission policy. Where that policy is not
+// in force, whoever may patch a PaymentHold could release a payment. So the operator,
+// which never has the verb resolve, tries it: a dry run that must be refused, by the
+// policy and by nothing else.
+
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/holdfast-dev/holdfast/api/v1alpha1"
+)
+
+// ResolutionPolicy is the ValidatingAdmissionPolicy that must refuse; a prefix before its name is accepted.
+const ResolutionPolicy = "holdfast-paymentholds-resolution"
+
+const (
+	// gateFor is how long a refusal is relied on.
+	gateFor = time.Minute
+	// forger is who the forged resolution says has decided: nobody.
+	forger = "holdfast:admission-probe"
+)
+
+// errNotRefused: resolutions are not protected. The text says what to do.
+var errNotRefused = errors.New("resolutions are not protected by the API server")
+
+// Gate opens for a namespace once a forged resolution was refused there.
+type Gate struct {
+	live client.Client
+	mu   sync.Mutex
+	open map[string]time.Time
+}
+
+// NewGate probes as this client.
+func NewGate(live client.Client) *Gate { return &Gate{live: live, open: map[string]time.Time{}} }
+
+// check returns nil while resolutions in the namespace are protected, errNotRefused
+// with the reason while they are not, and any other error if it cannot be told.
+func (g *Gate) check(ctx context.Context, namespace string) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if at, ok := g.open[namespace]; ok && time.Since(at) < gateFor {
+		return nil
+	}
+	delete(g.open, namespace)
+	if err := g.probe(ctx, namespace); err != nil {
+		return err
+	}
+	g.open[namespace] = time.Now()
+	return nil
+}
+
+// probe forges a resolution of a hold that has none. If there is no such hold, it
+// makes one of its own for as long as that takes.
+func (g *Gate) probe(ctx context.Context, namespace string) error {
+	for range 3 { // a hold may be resolved or deleted meanwhile
+		hold, err := g.unresolved(ctx, namespace)
+		if err != nil {
+			return fmt.Errorf("look for a hold to probe with: %w", err)
+		}
+		if hold == nil {
+			own := probeHold(namespace)
+			if err := g.live.Create(ctx, own, client.FieldOwner(ownerHold)); err != nil {
+				return fmt.Errorf("make a hold to probe with: %w", err)
+			}
+			err := g.forge(ctx, own)
+			end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+			gone := client.IgnoreNotFound(g.live.Delete(end, own))
+			cancel()
+			return errors.Join(err, gone)
+		}
+		if err := g.forge(ctx, hold); !errors.Is(err, errOvertaken) {
+			return err
+		}
+	}
+	return fmt.Errorf("probe whether resolutions are protected: %w", errOvertaken)
+}
+
+func (g *Gate) unresolved(ctx context.Context, namespace string) (*v1alpha1.PaymentHold, error) {
+	next := ""
+	for {
+		var page v1alpha1.PaymentHoldList
+		err := g.live.List(ctx, &page, client.InNamespace(namespace), client.Limit(100), client.Continue(next))
+		if err != nil {
+			return nil, err
+		}
+		for i := range page.Items {
+			if h := &page.Items[i]; h.Spec.Resolution == nil && h.DeletionTimestamp.IsZero() {
+				return h, nil
+			}
+		}
+		if next = page.Continue; next == "" {
+			return nil, nil
+		}
+	}
+}
+
+// errOvertaken: the hold changed between the look and the probe.
+var errOvertaken = errors.New("the hold was resolved or deleted meanwhile")
+
+// forge tries to resolve the hold, without the right to.
+func (g *Gate) forge(ctx context.Context, hold *v1alpha1.PaymentHold) error {
+	patch, err := json.Marshal(map[string]any{
+		// A hold that somebody resolved meanwhile must not be refused for that.
+		"metadata": map[string]any{"resourceVersion": hold.ResourceVersion},
+		"spec": map[string]any{"resolution": v1alpha1.HoldResolution{
+			Decision: v1alpha1.DecisionReject, Reason: "probe: this must be refused", By: forger,
+		}},
+	})
+	if err != nil {
+		return err
+	}
+	target := &v1alpha1.PaymentHold{ObjectMeta: metav1.ObjectMeta{Namespace: hold.Namespace, Name: hold.Name}}
+	err = g.live.Patch(ctx, target, client.RawPatch(types.MergePatchType, patch), client.DryRunAll, client.FieldOwner(ownerHold))
+	switch {
+	case err == nil:
+		return fmt.Errorf("%w: a forged resolution was accepted in a dry run: apply the admission policies of this version (config/admission), and take the verb resolve from the operator", errNotRefused)
+	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
+		return errOvertaken
+	case refusedByPolicy(err):
+		return nil
+	case apierrors.IsForbidden(err), apierrors.IsInvalid(err):
+		return fmt.Errorf("%w: a forged resolution was refused, but not by the policy %s: %s", errNotRefused, ResolutionPolicy, err)
+	default:
+		return fmt.Errorf("probe whether resolutions are protected: %w", err)
+	}
+}
+
+// refusedByPolicy says that the policy refused, and not RBAC, the schema or another
+// policy. The API server gives the policy's name only in the text.
+func refusedByPolicy(err error) bool {
+	if !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
+		return false
+	}
+	_, after, found := strings.Cut(err.Error(), "ValidatingAdmissionPolicy '")
+	name, _, _ := strings.Cut(after, "'")
+	return found && (name == ResolutionPolicy || strings.HasSuffix(name, "-"+ResolutionPolicy))
+}
+
+// probeEpoch is the epoch of no store: nothing can be released by such a hold.
+const probeEpoch = "probe"
+
+func probeHold(namespace string) *v1alpha1.PaymentHold {
+	return &v1alpha1.PaymentHold{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "holdfast-admission-probe-"},
+		Spec: v1alpha1.PaymentHoldSpec{
+			ToolRef: v1alpha1.ToolReference{Name: "holdfast-admission-probe"}, Caller: forger, IntentID: "probe", Hold: 1,
+			Scope: []v1alpha1.HoldPath{"probe"}, Fingerprint: "sha256:" + strings.Repeat("0", 64),
+			Record:  v1alpha1.HoldRecord{Epoch: probeEpoch, Nonce: "probe"},
+			Reasons: []v1alpha1.HoldReason{v1alpha1.HoldScopeOverlap},
+		},
+	}
+}

@@ -1,0 +1,174 @@
+// Package controller is the operator's side of the cluster: one reconciler a kind, the
+// worklist that turns held records into PaymentHolds, and what the gateway needs to
+// know of the cluster.
+//
+// Everything is level-triggered: what is done follows from what is there, not from what
+// happened. No status is a store, no object is written when nothing changed, and nothing
+// carries a finalizer.
+package controller
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/holdfast-dev/holdfast/api/v1alpha1"
+	"github.com/holdfast-dev/holdfast/internal/guard"
+	"github.com/holdfast-dev/holdfast/internal/policy"
+)
+
+// Options of the operator.
+type Options struct {
+	// Namespace is the operator's own.
+	Namespace string
+	// DataDir is where the embedded stores' files are.
+	DataDir string
+	// Guard are the options of every engine; Observe is set here.
+	Guard guard.Options
+}
+
+// Operator is what the controllers and the gateway of one process share.
+type Operator struct {
+	Engines     *guard.Engines
+	Policies    *policy.Current
+	Credentials Credentials
+	Consent     Consent
+
+	stores *StoreReconciler
+	tools  *ToolReconciler
+	client client.Client
+}
+
+// CacheOptions keep the cache to what is read: in the operator's namespace, one
+// ConfigMap and the gateways' Leases.
+func CacheOptions(namespace string) cache.Options {
+	return cache.Options{ByObject: map[client.Object]cache.ByObject{
+		&corev1.ConfigMap{}: {
+			Namespaces: map[string]cache.Config{namespace: {FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, MemoryName)}},
+		},
+		&coordinationv1.Lease{}: {
+			Namespaces: map[string]cache.Config{namespace: {LabelSelector: labels.SelectorFromSet(labels.Set{gatewayLabel: "true"})}},
+		},
+	}}
+}
+
+// LiveClient reads and writes without a cache, and refuses fields that the API server does not know.
+func LiveClient(cfg *rest.Config, mgr ctrl.Manager) (client.Client, error) {
+	c, err := client.New(cfg, client.Options{Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper()})
+	if err != nil {
+		return nil, fmt.Errorf("make the uncached client: %w", err)
+	}
+	return client.WithFieldValidation(c, metav1.FieldValidationStrict), nil
+}
+
+// Setup adds the controllers and the sweep to the manager.
+func Setup(mgr ctrl.Manager, live client.Client, o Options) (*Operator, error) {
+	cached := client.WithFieldValidation(mgr.GetClient(), metav1.FieldValidationStrict)
+	recorder := mgr.GetEventRecorder("holdfast")
+	engines := guard.NewEngines()
+	memory := NewMemory(o.Namespace, cached, live)
+	gateways := NewGateways(o.Namespace, cached, live)
+	worklist := NewWorklist(cached, live, engines, recorder)
+	o.Guard.Observe = worklist.Observe
+
+	op := &Operator{
+		Engines: engines, Policies: &policy.Current{},
+		Credentials: Credentials{Live: live}, Consent: Consent{Live: live},
+		client: cached,
+	}
+	op.stores = &StoreReconciler{
+		Client: cached, Live: live, Memory: memory, Engines: engines, Events: recorder, DataDir: o.DataDir, Options: o.Guard,
+	}
+	op.tools = &ToolReconciler{Client: cached, Memory: memory, Policies: op.Policies, Gateways: gateways}
+	presence, err := NewPresence(o.Namespace, cached, live, op.tools.Serves)
+	if err != nil {
+		return nil, err
+	}
+	op.tools.Programmed = presence.Poke
+
+	for _, r := range []interface{ SetupWithManager(ctrl.Manager) error }{
+		op.stores,
+		&BudgetReconciler{Client: cached, Memory: memory, Engines: engines},
+		op.tools,
+		&HoldReconciler{
+			Client: cached, Live: live, Engines: engines, Memory: memory, Gate: NewGate(live), Events: recorder, Look: worklist.look,
+		},
+	} {
+		if err := r.SetupWithManager(mgr); err != nil {
+			return nil, fmt.Errorf("set up %T: %w", r, err)
+		}
+	}
+	for _, r := range []manager.Runnable{worklist, presence, Sweep{Engines: engines}, gateways} {
+		if err := mgr.Add(r); err != nil {
+			return nil, fmt.Errorf("add %T: %w", r, err)
+		}
+	}
+	return op, nil
+}
+
+// Close closes the stores. Call it when the gateway has drained and the manager has ended.
+func (o *Operator) Close() error { return o.stores.Close() }
+
+// Programmed says whether every tool and store that exists has been looked at: before
+// that, a tool that is not known may only not be known yet.
+func (o *Operator) Programmed(ctx context.Context) error {
+	var tools v1alpha1.AgentToolList
+	if err := o.client.List(ctx, &tools); err != nil {
+		return err
+	}
+	for i := range tools.Items {
+		nn := client.ObjectKeyFromObject(&tools.Items[i])
+		if _, _, ok := o.tools.Serves(nn); !ok {
+			return fmt.Errorf("AgentTool %s was not looked at yet", nn)
+		}
+	}
+	var stores v1alpha1.IdempotencyStoreList
+	if err := o.client.List(ctx, &stores); err != nil {
+		return err
+	}
+	for i := range stores.Items {
+		nn := client.ObjectKeyFromObject(&stores.Items[i])
+		if !o.stores.looked(nn) {
+			return fmt.Errorf("IdempotencyStore %s was not looked at yet", nn)
+		}
+	}
+	return nil
+}
+
+// WhenProgrammed starts a runnable once Programmed.
+func (o *Operator) WhenProgrammed(r manager.Runnable) manager.Runnable {
+	return &afterProgrammed{operator: o, runnable: r}
+}
+
+type afterProgrammed struct {
+	operator *Operator
+	runnable manager.Runnable
+}
+
+// NeedLeaderElection is false: every gateway serves.
+func (a *afterProgrammed) NeedLeaderElection() bool { return false }
+
+// Start waits, then runs.
+func (a *afterProgrammed) Start(ctx context.Context) error {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for a.operator.Programmed(ctx) != nil {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+	return a.runnable.Start(ctx)
+}

@@ -1,0 +1,347 @@
+// This file carries a person's decision to the record, once, and writes back what came
+// of it.
+//
+// An object decides nothing: it is shown to the engine under the number, the epoch and
+// the nonce that it names, and the record says whether that hold is its own. So a
+// forged object, one of a lost memory, or the same one a hundred times releases nothing.
+
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/holdfast-dev/holdfast/api/v1alpha1"
+	"github.com/holdfast-dev/holdfast/internal/guard"
+)
+
+// The reasons of a PaymentHold's conditions and events.
+const (
+	reasonHeld          = "Held"
+	reasonWaiting       = "Waiting"
+	reasonResolved      = "Resolved"
+	reasonVoid          = "Void"
+	reasonUnresolved    = "Unresolved"
+	reasonNotEnforced   = "AdmissionNotEnforced"
+	reasonNotStamped    = "NotStamped"
+	reasonOwnCaller     = "OwnCaller"
+	reasonRefundOwed    = "RefundOwed"
+	reasonDisputed      = "Disputed"
+	reasonStoreNotKnown = "StoreNotServed"
+)
+
+const (
+	// maxNote is the longest note of an event.
+	maxNote = 1024
+	// gateAgain is how soon a closed gate is tried again.
+	gateAgain = 10 * time.Second
+	// storeAgain is how soon a store that is not served is asked for again.
+	storeAgain = 5 * time.Second
+)
+
+// HoldReconciler takes resolutions and writes the status of PaymentHolds.
+type HoldReconciler struct {
+	Client client.Client
+	Live   client.Client
+	// Engines, and what is remembered of stores that none of them serves.
+	Engines *guard.Engines
+	Memory  *Memory
+	Gate    *Gate
+	Events  events.EventRecorder
+	// Look names objects to look at again.
+	Look <-chan event.GenericEvent
+}
+
+// SetupWithManager watches the holds, and what the worklist has seen.
+func (r *HoldReconciler) SetupWithManager(mgr ctrl.Manager) error {
+	return ctrl.NewControllerManagedBy(mgr).
+		For(&v1alpha1.PaymentHold{}).
+		WatchesRawSource(source.Channel(r.Look, &handler.EnqueueRequestForObject{})).
+		Complete(r)
+}
+
+// finding is what is known of a hold at one visit.
+type finding struct {
+	view guard.HoldView
+	// unknown says why nothing can be said of the hold; "" otherwise.
+	unknown string
+	// withheld says why a resolution was not handed to the record.
+	reason, withheld string
+	again            time.Duration
+}
+
+// Reconcile takes the resolution if there is one, and writes the status.
+func (r *HoldReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	var obj v1alpha1.PaymentHold
+	if err := r.Client.Get(ctx, req.NamespacedName, &obj); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if !obj.DeletionTimestamp.IsZero() || obj.Spec.Record.Epoch == probeEpoch {
+		return ctrl.Result{}, nil
+	}
+	f, err := r.find(ctx, &obj)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	next := holdStatus(&obj, f)
+	was := obj.Status
+	was.Conditions = sorted(was.Conditions)
+	wrote, err := applyStatus(ctx, r.Client, &obj, &was, next, ownerHold)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if wrote {
+		r.tell(&obj, &was, next)
+	}
+	return ctrl.Result{RequeueAfter: f.again}, nil
+}
+
+// find asks the record, and hands it the resolution.
+func (r *HoldReconciler) find(ctx context.Context, obj *v1alpha1.PaymentHold) (finding, error) {
+	id := holdID(obj)
+	void := finding{view: guard.HoldView{HoldID: id, Name: obj.Name, State: guard.HoldVoid}}
+	if obj.Name != guard.HoldName(id.Key, id.Number) {
+		void.view.Effect = "The object's name is not that of the hold which it describes: the operator did not make it. Nothing was done."
+		return void, nil
+	}
+	engine, err := r.engineOf(ctx, id)
+	if errors.Is(err, errNoMemory) {
+		void.view.Effect = "It was made under another memory of the store. Nothing was done."
+		return void, nil
+	}
+	if errors.Is(err, errNotServed) {
+		return finding{unknown: err.Error(), again: storeAgain}, nil
+	}
+	if err != nil {
+		return finding{}, err
+	}
+	f := finding{}
+	if f.view, err = engine.Hold(ctx, id); err != nil {
+		return f, fmt.Errorf("ask the record: %w", err)
+	}
+	if obj.Spec.Resolution != nil && (f.view.State == guard.HoldHeld || f.view.State == guard.HoldWaiting) {
+		if err := r.resolve(ctx, engine, obj, id, &f); err != nil {
+			return f, err
+		}
+	}
+	if f.view.State == guard.HoldWaiting && f.again == 0 {
+		f.again = max(time.Until(f.view.WaitingUntil), time.Second)
+	}
+	return f, nil
+}
+
+var (
+	errNoMemory  = errors.New("no store of this namespace carries the hold's epoch")
+	errNotServed = errors.New("the store of this hold is not served now, so nothing can be said of it and no resolution is taken")
+)
+
+// engineOf finds the engine by the epoch under which the hold was made: it needs no
+// tool and no budget, which may be gone.
+func (r *HoldReconciler) engineOf(ctx context.Context, id guard.HoldID) (*guard.Engine, error) {
+	find := func() *guard.Engine {
+		for _, s := range r.Engines.All() {
+			if s.Namespace == id.Key.Namespace && s.Engine.Identity().Epoch == id.Epoch {
+				return s.Engine
+			}
+		}
+		return nil
+	}
+	if e := find(); e != nil {
+		return e, nil
+	}
+	known, err := r.Memory.stores(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for name, epoch := range known.epochs(id.Key.Namespace) {
+		if epoch == id.Epoch {
+			return nil, fmt.Errorf("%w: see IdempotencyStore %s", errNotServed, name)
+		}
+	}
+	// A store that has no remembered epoch yet may turn out to carry this one.
+	var stores v1alpha1.IdempotencyStoreList
+	if err := r.Client.List(ctx, &stores, client.InNamespace(id.Key.Namespace)); err != nil {
+		return nil, err
+	}
+	for i := range stores.Items {
+		if _, err := r.Engines.Get(id.Key.Namespace, stores.Items[i].Name); err != nil {
+			return nil, fmt.Errorf("%w: see IdempotencyStore %s", errNotServed, stores.Items[i].Name)
+		}
+	}
+	if e := find(); e != nil {
+		return e, nil
+	}
+	return nil, errNoMemory
+}
+
+// resolve hands the resolution to the record, if the API server vouches for it.
+func (r *HoldReconciler) resolve(ctx context.Context, engine *guard.Engine, obj *v1alpha1.PaymentHold, id guard.HoldID, f *finding) error {
+	res := obj.Spec.Resolution
+	anew := "Delete this object: it comes back without a resolution"
+	switch {
+	case res.By == "":
+		f.reason, f.withheld = reasonNotStamped, "The resolution does not say who gave it. "+anew+"."
+		return nil
+	case res.By == obj.Spec.Caller:
+		f.reason, f.withheld = reasonOwnCaller, "The caller of a payment cannot resolve its own hold. "+anew+", for somebody else to decide."
+		return nil
+	}
+	if err := r.Gate.check(ctx, obj.Namespace); err != nil {
+		if !errors.Is(err, errNotRefused) {
+			return err
+		}
+		f.reason, f.withheld, f.again = reasonNotEnforced, "The resolution is not taken: "+err.Error(), gateAgain
+		return nil
+	}
+	gone := false
+	if res.Decision == v1alpha1.DecisionRelease {
+		var tool v1alpha1.AgentTool
+		err := r.Live.Get(ctx, types.NamespacedName{Namespace: obj.Namespace, Name: obj.Spec.ToolRef.Name}, &tool)
+		if gone = apierrors.IsNotFound(err); err != nil && !gone {
+			return fmt.Errorf("look for the hold's AgentTool: %w", err)
+		}
+	}
+	view, err := engine.Resolve(ctx, guard.Resolution{
+		HoldID: id, Decision: guard.Decision(res.Decision), Reason: res.Reason, By: res.By,
+		ProviderReference: res.ProviderReference, Result: []byte(res.Result), ToolGone: gone,
+	})
+	if err != nil {
+		return fmt.Errorf("hand the resolution to the record: %w", err)
+	}
+	f.view = view
+	return nil
+}
+
+// holdStatus says what was found.
+func holdStatus(obj *v1alpha1.PaymentHold, f finding) *v1alpha1.PaymentHoldStatus {
+	next := &v1alpha1.PaymentHoldStatus{ObservedGeneration: obj.Generation}
+	set := newConditions(obj.Status.Conditions, obj.Generation)
+	if f.unknown != "" {
+		// The last state stands, as what it was.
+		next.State, next.Effect, next.Cause, next.WaitingUntil = obj.Status.State, obj.Status.Effect, obj.Status.Cause, obj.Status.WaitingUntil
+		set.set(v1alpha1.ConditionHeld, metav1.ConditionUnknown, reasonStoreNotKnown, f.unknown)
+		set.set(v1alpha1.ConditionResolved, metav1.ConditionUnknown, reasonStoreNotKnown, f.unknown)
+		next.Conditions = set.list
+		return next
+	}
+	v := f.view
+	next.State = v1alpha1.HoldState(v.State)
+	next.Effect, next.Cause = clip(v.Effect, maxMessage), clip(v.Cause, maxMessage)
+	unresolved := func() {
+		if f.withheld != "" {
+			set.set(v1alpha1.ConditionResolved, metav1.ConditionFalse, f.reason, f.withheld)
+			return
+		}
+		set.set(v1alpha1.ConditionResolved, metav1.ConditionFalse, reasonUnresolved, "Nobody has decided yet.")
+	}
+	switch v.State {
+	case guard.HoldWaiting:
+		until := metav1.NewTime(v.WaitingUntil.Truncate(time.Second))
+		if v.WaitingUntil.After(until.Time) {
+			until = metav1.NewTime(until.Add(time.Second)) // never earlier than it is
+		}
+		next.WaitingUntil = ptr.To(until)
+		set.set(v1alpha1.ConditionHeld, metav1.ConditionTrue, reasonWaiting,
+			fmt.Sprintf("The payment was sent and may become visible at the provider until %s. Only Reject and MarkPaid are possible before.", until.UTC().Format(time.RFC3339)))
+		unresolved()
+	case guard.HoldHeld:
+		set.set(v1alpha1.ConditionHeld, metav1.ConditionTrue, reasonHeld, "The payment waits for a person to decide: set spec.resolution.")
+		unresolved()
+	case guard.HoldResolved:
+		set.set(v1alpha1.ConditionHeld, metav1.ConditionFalse, reasonResolved, v.Effect)
+		set.set(v1alpha1.ConditionResolved, metav1.ConditionTrue, string(v.Decision), v.Effect)
+	default:
+		set.set(v1alpha1.ConditionHeld, metav1.ConditionFalse, reasonVoid, v.Effect)
+		set.set(v1alpha1.ConditionResolved, metav1.ConditionFalse, reasonVoid, v.Effect)
+	}
+	next.Conditions = set.list
+	return next
+}
+
+// tell makes an event of what is new.
+func (r *HoldReconciler) tell(obj *v1alpha1.PaymentHold, was, now *v1alpha1.PaymentHoldStatus) {
+	if c := find(now.Conditions, v1alpha1.ConditionResolved); c.Reason == reasonNotEnforced || c.Reason == reasonNotStamped || c.Reason == reasonOwnCaller {
+		if old := find(was.Conditions, v1alpha1.ConditionResolved); old == nil || old.Reason != c.Reason {
+			r.Events.Eventf(obj, nil, corev1.EventTypeWarning, c.Reason, "Resolve", "%s", clip(c.Message, maxNote))
+		}
+	}
+	if was.State == now.State {
+		return
+	}
+	switch now.State {
+	case v1alpha1.HoldHeld, v1alpha1.HoldWaiting:
+		note := fmt.Sprintf("Intent %q of %s waits for a person: %v", obj.Spec.IntentID, obj.Spec.Caller, obj.Spec.Reasons)
+		if now.Cause != "" {
+			note += ": " + now.Cause
+		}
+		reason := reasonHeld
+		if now.State == v1alpha1.HoldWaiting {
+			reason = reasonWaiting
+		}
+		r.Events.Eventf(obj, nil, corev1.EventTypeNormal, reason, "Hold", "%s", clip(note, maxNote))
+	case v1alpha1.HoldResolved:
+		by := ""
+		if obj.Spec.Resolution != nil {
+			by = fmt.Sprintf(" (%s by %s)", obj.Spec.Resolution.Decision, obj.Spec.Resolution.By)
+		}
+		r.Events.Eventf(obj, nil, corev1.EventTypeNormal, reasonResolved, "Resolve", "%s", clip(now.Effect+by, maxNote))
+	case v1alpha1.HoldVoid:
+		kind := corev1.EventTypeNormal
+		if obj.Spec.Resolution != nil {
+			kind = corev1.EventTypeWarning // somebody decided, and it did not count
+		}
+		r.Events.Eventf(obj, nil, kind, reasonVoid, "Resolve", "%s", clip(now.Effect, maxNote))
+	}
+}
+
+// The steps of a record that bring word after the fact.
+const (
+	lateSuccess  = "late success"
+	lateEvidence = "late evidence"
+)
+
+// tell makes an event of what a late result means for people: it is shown on the
+// record's last hold, or on the tool if it was never held.
+func (w *Worklist) tell(ctx context.Context, c guard.Change) {
+	v := c.Intent
+	if c.Event != lateSuccess && c.Event != lateEvidence || !v.RefundOwed && !v.Disputed {
+		return
+	}
+	var about runtime.Object
+	if v.HoldCount > 0 {
+		var hold v1alpha1.PaymentHold
+		if err := w.Client.Get(ctx, types.NamespacedName{Namespace: v.Namespace, Name: guard.HoldName(v.Key, v.HoldCount)}, &hold); err == nil {
+			about = &hold
+		}
+	}
+	if about == nil {
+		var tool v1alpha1.AgentTool
+		if err := w.Client.Get(ctx, types.NamespacedName{Namespace: v.Namespace, Name: v.Tool}, &tool); err != nil {
+			return // nothing is left to hang it on; the poll URL tells it all the same
+		}
+		about = &tool
+	}
+	if v.RefundOwed {
+		w.Events.Eventf(about, nil, corev1.EventTypeWarning, reasonRefundOwed, "Settle", "%s",
+			clip(fmt.Sprintf("A late result says that intent %q of %s was paid although it counted as not paid, or twice: a refund is owed. Look at the provider's ledger.", v.IntentID, v.Caller), maxNote))
+	}
+	if v.Disputed {
+		w.Events.Eventf(about, nil, corev1.EventTypeWarning, reasonDisputed, "Settle", "%s",
+			clip(fmt.Sprintf("A late result contradicts what is on the record of intent %q of %s. Look at the provider's ledger.", v.IntentID, v.Caller), maxNote))
+	}
+}
