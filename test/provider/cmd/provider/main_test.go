@@ -156,7 +156,7 @@ func TestSIGTERMLetsRequestsFinish(t *testing.T) {
 	cmd, url := start(t, "--ledger-file", file)
 	slow := make(chan error, 1)
 	hung := make(chan error, 1)
-	go func() { _, err := charge(url, "slow", "delay:500ms"); slow <- err }()
+	go func() { _, err := charge(url, "slow", "delay:2s"); slow <- err }()
 	go func() { _, err := charge(url, "hung", "lost-answer"); hung <- err }()
 	g.Eventually(func() provider.Ledger { return judge(t, url) }, 10*time.Second, time.Millisecond).Should(And(
 		HaveField("Count", 1), HaveField("Requests", HaveKeyWithValue("POST /charges", 2))))
