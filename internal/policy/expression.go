@@ -245,10 +245,18 @@ func compileExpression(field, source string, want yields) (*expression, error) {
 	if strings.TrimSpace(source) == "" {
 		return nil, specError(field, "is empty: write an expression, or leave the field out where it is optional")
 	}
-	checked, issues := env.Compile(source)
+	parsed, issues := env.Parse(source)
 	if issues.Err() != nil {
-		first := issues.Errors()[0]
-		return nil, specError(field, "line %d, column %d: %s", first.Location.Line(), first.Location.Column()+1, first.Message)
+		return nil, located(field, issues)
+	}
+	// Before types are checked: no operator takes a double, so the type checker
+	// would refuse it in other words.
+	if err := refuseDoubles(field, parsed.NativeRep()); err != nil {
+		return nil, err
+	}
+	checked, issues := env.Check(parsed)
+	if issues.Err() != nil {
+		return nil, located(field, issues)
 	}
 	e := &expression{name: strings.TrimPrefix(field, "spec."), text: source}
 	if err := e.inspect(field, checked.NativeRep()); err != nil {
@@ -298,8 +306,14 @@ func typeName(t *cel.Type) string {
 	return "a value of type " + cel.FormatCELType(t)
 }
 
-// inspect refuses what the type checker lets pass.
-func (e *expression) inspect(field string, tree *ast.AST) error {
+// located is the first of the compiler's errors.
+func located(field string, issues *cel.Issues) error {
+	first := issues.Errors()[0]
+	return specError(field, "line %d, column %d: %s", first.Location.Line(), first.Location.Column()+1, first.Message)
+}
+
+// visit calls see for every part of an expression, and gives the first refusal.
+func visit(field string, tree *ast.AST, see func(x ast.Expr, refuse refusal)) error {
 	var found error
 	refuse := func(at ast.Expr, format string, args ...any) {
 		if found == nil {
@@ -307,12 +321,24 @@ func (e *expression) inspect(field string, tree *ast.AST) error {
 			found = specError(field, "line %d, column %d: %s", position.Line(), position.Column()+1, fmt.Sprintf(format, args...))
 		}
 	}
-	ast.PreOrderVisit(tree.Expr(), ast.NewExprVisitor(func(x ast.Expr) {
+	ast.PreOrderVisit(tree.Expr(), ast.NewExprVisitor(func(x ast.Expr) { see(x, refuse) }))
+	return found
+}
+
+type refusal func(at ast.Expr, format string, args ...any)
+
+func refuseDoubles(field string, tree *ast.AST) error {
+	return visit(field, tree, func(x ast.Expr, refuse refusal) {
+		if _, double := x.AsLiteral().(types.Double); double && x.Kind() == ast.LiteralKind {
+			refuse(x, `a floating-point number is not exact: write number("…"), with the number as a string`)
+		}
+	})
+}
+
+// inspect refuses what the type checker lets pass.
+func (e *expression) inspect(field string, tree *ast.AST) error {
+	return visit(field, tree, func(x ast.Expr, refuse refusal) {
 		switch x.Kind() {
-		case ast.LiteralKind:
-			if _, ok := x.AsLiteral().(types.Double); ok {
-				refuse(x, `a floating-point number is not exact: write number("…"), with the number as a string`)
-			}
 		case ast.StructKind:
 			refuse(x, "messages cannot be made here")
 		case ast.CallKind:
@@ -332,8 +358,7 @@ func (e *expression) inspect(field string, tree *ast.AST) error {
 				e.header(x, s.FieldName(), refuse)
 			}
 		}
-	}))
-	return found
+	})
 }
 
 func displayName(function string) string {
@@ -351,7 +376,7 @@ func isHeaders(x ast.Expr) bool {
 	return operand.Kind() == ast.IdentKind && operand.AsIdent() == "call"
 }
 
-func (e *expression) header(at ast.Expr, name string, refuse func(ast.Expr, string, ...any)) {
+func (e *expression) header(at ast.Expr, name string, refuse refusal) {
 	switch lower := strings.ToLower(name); {
 	case lower != name:
 		refuse(at, "header names are in lower case here: write %q", lower)

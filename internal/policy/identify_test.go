@@ -461,7 +461,7 @@ func TestAHostileCallEndsInBoundedTime(t *testing.T) {
 		}))
 		start := time.Now()
 		_, err := tool.Identify(refundCall(c.body))
-		if took := time.Since(start); took > 2*evaluationTime {
+		if took := time.Since(start); took > 10*evaluationTime { // without limits: hours
 			t.Errorf("%s took %v", c.expression, took)
 		} else {
 			t.Logf("%v for %s", took, c.expression)
