@@ -16,8 +16,9 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
+
+	"github.com/holdfast-dev/holdfast/hack/dev/filelock"
 )
 
 // progressEvery is how often a running step says how far it is.
@@ -225,32 +226,9 @@ func (w *watcher) follow(r io.Reader) []string {
 
 func since(start time.Time) time.Duration { return time.Since(start).Round(time.Second) }
 
-// lock waits until this process alone holds the file. The kernel lets go of it
-// when the holder dies, however it dies.
-func lock(ctx context.Context, log io.Writer, path string) (unlock func(), err error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return nil, err
-	}
-	told := false
-	tick := time.NewTicker(250 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil {
-			return func() { _ = f.Close() }, nil
-		}
-		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
-			return nil, errors.Join(fmt.Errorf("locking %s: %w", path, err), f.Close())
-		}
-		if !told {
-			told = true
-			say(log, "another process is building the control plane, waiting for it")
-		}
-		select {
-		case <-ctx.Done():
-			return nil, errors.Join(ctx.Err(), f.Close())
-		case <-tick.C:
-		}
-	}
+// lock takes the lock of a file and says so if it has to wait for it.
+func lock(ctx context.Context, log io.Writer, path string) (release func(), err error) {
+	return filelock.Take(ctx, path, func() {
+		say(log, "another process is at it already, waiting for it")
+	})
 }

@@ -1,0 +1,73 @@
+# Everything a developer or CI does here. Needs Go, make and git; no root, no
+# containers, and no network but what Go modules are fetched with.
+
+SHELL := /usr/bin/env bash
+.DEFAULT_GOAL := help
+
+# Never a cached result: go test does not see what a test builds and runs.
+TESTFLAGS ?= -count=1 -timeout=30m
+# Packages to test.
+PKG ?= ./...
+# Tested once more with the race detector, where there is a C compiler for it.
+RACE_PKG ?= ./internal/store/... ./internal/guard/...
+
+.PHONY: help
+help: ## Say what there is.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: ## Tell the story: a payment that is retried, held, cleared and survives a crash.
+	@go run ./hack/demo
+
+.PHONY: up
+up: ## Start all of it in the background; .dev/env has what scripts need.
+	@go run ./hack/dev up
+
+.PHONY: down
+down: ## End what `make up` started, and remove its data.
+	@go run ./hack/dev down
+
+.PHONY: build
+build: ## Build the manager and the test provider into bin/.
+	CGO_ENABLED=0 go build -trimpath -o bin/manager ./cmd/manager
+	CGO_ENABLED=0 go build -trimpath -o bin/provider ./test/provider/cmd/provider
+
+.PHONY: generate
+generate: bin/controller-gen ## Generate code and CRDs from the types in api/.
+	bin/controller-gen object crd applyconfiguration paths=./api/v1alpha1 output:crd:artifacts:config=config/crd/bases
+
+.PHONY: lint
+lint: ## Run the linters.
+	hack/golangci-lint.sh run ./...
+
+.PHONY: verify
+verify: generate lint ## Check that generated files are up to date, lint, and that nothing is left uncommitted.
+	git diff --exit-code
+	@untracked=$$(git ls-files --others --exclude-standard); \
+	if [[ -n $$untracked ]]; then echo "verify: not committed:"; echo "$$untracked"; exit 1; fi
+	@echo "verify: generated files are up to date, no findings"
+
+.PHONY: assets
+assets: ## Make sure that the programs of a control plane are here; a first build takes about ten minutes.
+	@go run ./hack/controlplane assets
+
+.PHONY: test
+test: ## Run all tests, those against a real API server and from outside included.
+	@echo "test: making sure that the control plane is here"
+	@set -euo pipefail; \
+	assets=$$(go run ./hack/controlplane assets); \
+	echo "test: running all tests; a package says ok when it is done"; \
+	KUBEBUILDER_ASSETS=$$assets go test $(TESTFLAGS) $(PKG); \
+	if [[ $$(go env CGO_ENABLED) == 1 ]]; then \
+		echo "test: once more with the race detector: $(RACE_PKG)"; \
+		KUBEBUILDER_ASSETS=$$assets go test $(TESTFLAGS) -race -short $(RACE_PKG); \
+	else \
+		echo "test: no C compiler, so no race detector"; \
+	fi
+
+.PHONY: clean
+clean: down ## End what runs and remove what was built here; caches stay.
+	rm -rf bin
+
+bin/controller-gen: hack/tools/go.mod hack/tools/go.sum
+	go build -C hack/tools -mod=readonly -o $(CURDIR)/$@ sigs.k8s.io/controller-tools/cmd/controller-gen
