@@ -18,6 +18,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -250,16 +251,21 @@ func (s *Store) serve() {
 	}
 }
 
-// gather takes the requests that are waiting now.
+// gather takes the requests that are waiting now. Those that were just answered
+// are often about to come back: it lets them run before it goes on without them.
 func (s *Store) gather(first *request) []*request {
 	group, size := []*request{first}, first.size
-	for len(group) < maxGroup && size < maxGroupBytes {
+	for seen := 0; len(group) < maxGroup && size < maxGroupBytes; {
 		select {
 		case r := <-s.requests:
 			group = append(group, r)
 			size += r.size
 		default:
-			return group
+			if seen == len(group) {
+				return group
+			}
+			seen = len(group)
+			runtime.Gosched()
 		}
 	}
 	return group

@@ -338,3 +338,19 @@ func TestCheckFindsDamage(t *testing.T) {
 		})
 	}
 }
+
+// A caller that left may use its memory again before its write is made.
+func TestStepIsACopy(t *testing.T) {
+	header, body := []byte("header"), []byte("body")
+	w := testWrite("k")
+	w.Record.Header, w.Record.Body = header, body
+	w.Meters = []store.MeterEntry{{Meter: "m", Amount: "1"}}
+	s := newStep(w)
+	copy(header, "xxxxxx")
+	copy(body, "xxxx")
+	w.Meters[0].Amount = "2"
+	w.Record.Held = false
+	if string(s.header) != "header" || string(s.body) != "body" || s.meters[0].Amount != "1" || !s.record.held {
+		t.Errorf("the step changed with its caller: %+v", s)
+	}
+}

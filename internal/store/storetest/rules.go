@@ -601,7 +601,7 @@ func hitBound(f *fixture) {
 }
 
 func tenThousandHits(f *fixture) {
-	const n, bodySize = 10_000, 8 << 10
+	const n, bodySize = 10_000, 2 << 10
 	f.fill(n, func(i int) store.Write {
 		w := f.write(fmt.Sprintf("customer/c1/order/%d", i), 0)
 		w.Marks = []store.Mark{{String: "customer/c1"}, {String: w.Key}}
@@ -625,7 +625,7 @@ func tenThousandHits(f *fixture) {
 	if !slices.Equal(result.ProbeHits, []bool{true, true, true}) {
 		f.Errorf("ProbeHits %v", result.ProbeHits)
 	}
-	// 10,000 headers or keys would be megabytes, their bodies 80 of them.
+	// 10,000 headers or keys would be megabytes, their bodies 20 of them.
 	if allocated := after.TotalAlloc - before.TotalAlloc; allocated > 512<<10 {
 		f.Errorf("one Reserve allocated %d bytes", allocated)
 	}
