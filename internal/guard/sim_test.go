@@ -144,6 +144,7 @@ type world struct {
 	frozen  map[string]map[int]uint64    // what each hold had been shown
 	covers  map[string]uint64            // what taken releases had been shown
 	rseq    map[string]map[int][2]uint64 // of each attempt: its Reserve's sequence, and what was covered then
+	made    map[string]bool              // nonces of writes that were made: a repeated one changes nothing
 
 	tracing   bool
 	trace     []string
@@ -428,6 +429,10 @@ func (w *world) judgeReserve(a *actor, r store.Reserve, res store.Result) {
 		}
 		w.logf("judge: Reserve of %s refused, %d in the way", w.name(r.Key), res.HitCount)
 	case store.Written:
+		if w.made[r.Nonce] {
+			return
+		}
+		w.made[r.Nonce] = true
 		var b body
 		if json.Unmarshal(r.Record.Body, &b) != nil {
 			w.violate("unreadable record")
@@ -437,15 +442,17 @@ func (w *world) judgeReserve(a *actor, r store.Reserve, res store.Result) {
 		if w.rseq[r.Key] == nil {
 			w.rseq[r.Key] = map[int][2]uint64{}
 		}
-		if _, again := w.rseq[r.Key][n]; !again || w.state[r.Key] != InFlight {
-			w.rseq[r.Key][n] = [2]uint64{w.seq, w.covers[r.Key]}
-			w.state[r.Key], w.changed[r.Key] = InFlight, w.seq
-			w.logf("judge: %s is InFlight(%d)", w.name(r.Key), n)
-		}
+		w.rseq[r.Key][n] = [2]uint64{w.seq, w.covers[r.Key]}
+		w.state[r.Key], w.changed[r.Key] = InFlight, w.seq
+		w.logf("judge: %s is InFlight(%d)", w.name(r.Key), n)
 	}
 }
 
 func (w *world) judgeUpdate(u store.Write, refused uint64) {
+	if w.made[u.Nonce] {
+		return
+	}
+	w.made[u.Nonce] = true
 	w.seq++
 	var h header
 	var b body
@@ -833,6 +840,7 @@ func newWorld(seed uint64, rule worldRule, m mutation, dir string, tracing bool)
 		seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), rule: rule, mutation: m, dir: dir, tracing: tracing,
 		byKey: map[string]*simIntent{}, changed: map[string]uint64{}, state: map[string]State{},
 		frozen: map[string]map[int]uint64{}, covers: map[string]uint64{}, rseq: map[string]map[int][2]uint64{},
+		made: map[string]bool{},
 	}
 	st, err := bolt.Open(w.path(), bolt.Options{NoSync: true, Clock: w.storeNow})
 	if err != nil {
