@@ -10,11 +10,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
@@ -70,17 +73,27 @@ type openAPISchema struct {
 }
 
 func missingFromAPI(dc discovery.DiscoveryInterface) ([]string, error) {
+	names := slices.Sorted(maps.Keys(kinds))
+	served, err := dc.ServerResourcesForGroupVersion(v1alpha1.GroupVersion.String())
+	if apierrors.IsNotFound(err) {
+		return names, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var missing []string
+	for _, kind := range names {
+		if !slices.ContainsFunc(served.APIResources, func(r metav1.APIResource) bool { return r.Kind == kind && !strings.Contains(r.Name, "/") }) {
+			missing = append(missing, kind)
+		}
+	}
+	if len(missing) > 0 {
+		return missing, nil
+	}
 	paths, err := dc.OpenAPIV3().Paths()
 	if err != nil {
 		return nil, err
 	}
-	names := slices.Sorted(func(yield func(string) bool) {
-		for kind := range kinds {
-			if !yield(kind) {
-				return
-			}
-		}
-	})
 	gv, ok := paths["apis/"+v1alpha1.GroupVersion.String()]
 	if !ok {
 		return names, nil
@@ -97,7 +110,6 @@ func missingFromAPI(dc discovery.DiscoveryInterface) ([]string, error) {
 	if err := json.Unmarshal(raw, &doc); err != nil {
 		return nil, err
 	}
-	var missing []string
 	for _, kind := range names {
 		want := v1alpha1.GroupVersion.WithKind(kind)
 		found := false

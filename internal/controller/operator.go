@@ -45,9 +45,11 @@ type Operator struct {
 	Credentials Credentials
 	Consent     Consent
 
-	stores *StoreReconciler
-	tools  *ToolReconciler
-	client client.Client
+	stores  *StoreReconciler
+	budgets *BudgetReconciler
+	tools   *ToolReconciler
+	holds   *HoldReconciler
+	client  client.Client
 }
 
 // CacheOptions keep the cache to what is read: in the operator's namespace, one
@@ -97,14 +99,12 @@ func Setup(mgr ctrl.Manager, live client.Client, o Options) (*Operator, error) {
 	}
 	op.tools.Programmed = presence.Poke
 
-	for _, r := range []interface{ SetupWithManager(ctrl.Manager) error }{
-		op.stores,
-		&BudgetReconciler{Client: cached, Memory: memory, Engines: engines},
-		op.tools,
-		&HoldReconciler{
-			Client: cached, Live: live, Engines: engines, Memory: memory, Gate: NewGate(live), Events: recorder, Look: worklist.look,
-		},
-	} {
+	op.budgets = &BudgetReconciler{Client: cached, Memory: memory, Engines: engines}
+	op.holds = &HoldReconciler{
+		Client: cached, Live: live, Engines: engines, Memory: memory, Gate: NewGate(live), Events: recorder,
+		Looked: op.stores.looked, Look: worklist.look,
+	}
+	for _, r := range []interface{ SetupWithManager(ctrl.Manager) error }{op.stores, op.budgets, op.tools, op.holds} {
 		if err := r.SetupWithManager(mgr); err != nil {
 			return nil, fmt.Errorf("set up %T: %w", r, err)
 		}

@@ -52,6 +52,8 @@ const (
 	gateAgain = 10 * time.Second
 	// storeAgain is how soon a store that is not served is asked for again.
 	storeAgain = 5 * time.Second
+	// tooSoonAgain is how soon it is asked for again while the process begins.
+	tooSoonAgain = 200 * time.Millisecond
 )
 
 // HoldReconciler takes resolutions and writes the status of PaymentHolds.
@@ -63,6 +65,8 @@ type HoldReconciler struct {
 	Memory  *Memory
 	Gate    *Gate
 	Events  events.EventRecorder
+	// Looked says that a store was served or refused since the process began.
+	Looked func(types.NamespacedName) bool
 	// Look names objects to look at again.
 	Look <-chan event.GenericEvent
 }
@@ -95,8 +99,15 @@ func (r *HoldReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 		return ctrl.Result{}, nil
 	}
 	f, err := r.find(ctx, &obj)
+	if errors.Is(err, errTooSoon) {
+		return ctrl.Result{RequeueAfter: tooSoonAgain}, nil
+	}
 	if err != nil {
 		return ctrl.Result{}, err
+	}
+	if f.view.State == guard.HoldVoid && obj.Status.State == v1alpha1.HoldResolved && obj.Status.ObservedGeneration == obj.Generation {
+		// What was taken stays taken, also when the record is long gone.
+		return ctrl.Result{}, nil
 	}
 	next := holdStatus(&obj, f)
 	was := obj.Status
@@ -147,6 +158,7 @@ func (r *HoldReconciler) find(ctx context.Context, obj *v1alpha1.PaymentHold) (f
 
 var (
 	errNoMemory  = errors.New("no store of this namespace carries the hold's epoch")
+	errTooSoon   = errors.New("the stores of this namespace were not all looked at yet")
 	errNotServed = errors.New("the store of this hold is not served now, so nothing can be said of it and no resolution is taken")
 )
 
@@ -164,6 +176,16 @@ func (r *HoldReconciler) engineOf(ctx context.Context, id guard.HoldID) (*guard.
 	if e := find(); e != nil {
 		return e, nil
 	}
+	// A store that was not looked at yet is no news: what the status says stands.
+	var stores v1alpha1.IdempotencyStoreList
+	if err := r.Client.List(ctx, &stores, client.InNamespace(id.Key.Namespace)); err != nil {
+		return nil, err
+	}
+	for i := range stores.Items {
+		if !r.Looked(client.ObjectKeyFromObject(&stores.Items[i])) {
+			return nil, errTooSoon
+		}
+	}
 	known, err := r.Memory.stores(ctx)
 	if err != nil {
 		return nil, err
@@ -174,10 +196,6 @@ func (r *HoldReconciler) engineOf(ctx context.Context, id guard.HoldID) (*guard.
 		}
 	}
 	// A store that has no remembered epoch yet may turn out to carry this one.
-	var stores v1alpha1.IdempotencyStoreList
-	if err := r.Client.List(ctx, &stores, client.InNamespace(id.Key.Namespace)); err != nil {
-		return nil, err
-	}
 	for i := range stores.Items {
 		if _, err := r.Engines.Get(id.Key.Namespace, stores.Items[i].Name); err != nil {
 			return nil, fmt.Errorf("%w: see IdempotencyStore %s", errNotServed, stores.Items[i].Name)

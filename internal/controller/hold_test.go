@@ -1,0 +1,377 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/holdfast-dev/holdfast/api/v1alpha1"
+	"github.com/holdfast-dev/holdfast/internal/guard"
+)
+
+// reconcileHold visits one object again, by hand.
+func (p *process) reconcileHold(w *world, name string) {
+	w.Helper()
+	_, err := p.op.holds.Reconcile(w.ctx, ctrl.Request{NamespacedName: types.NamespacedName{Namespace: w.ns, Name: name}})
+	if err != nil && !apierrors.IsConflict(err) {
+		w.Fatal(err)
+	}
+}
+
+func TestHoldIsShownWithinTwoSeconds(t *testing.T) {
+	w := newWorld(t)
+	p := start(t, t.TempDir())
+	w.ready()
+	w.pay(p, "refund", "first", "9", "10", guard.AttemptSucceeded)
+	name := w.holdOf(p, "second", "9", "11.50")
+	var o v1alpha1.PaymentHold
+	if err := poll(2*time.Second, func() error { return w.get(name, &o) }); err != nil {
+		t.Fatal(err)
+	}
+	view := w.poll(p, "refund", "second")
+	want := v1alpha1.PaymentHoldSpec{
+		ToolRef: v1alpha1.ToolReference{Name: "refund"}, Caller: w.agent(), IntentID: "second", Hold: 1,
+		Scope: []v1alpha1.HoldPath{"order/9"}, Amount: &v1alpha1.Money{Value: "11.5", Currency: "USD"}, Recipient: "9",
+		Fingerprint: view.Fingerprint, Record: v1alpha1.HoldRecord{Epoch: view.Hold.Epoch, Nonce: view.Hold.Nonce},
+		Reasons: []v1alpha1.HoldReason{v1alpha1.HoldScopeOverlap},
+	}
+	got := o.Spec
+	if len(got.Matches) != 1 || got.Matches[0].IntentID != "first" || got.Matches[0].State != string(guard.Succeeded) || got.Matches[0].Amount.Value != "10" ||
+		got.Matches[0].At == nil || got.MatchCount == nil || *got.MatchCount != 1 {
+		t.Errorf("matches are %s of %v", asJSON(got.Matches), got.MatchCount)
+	}
+	got.Matches, got.MatchCount = nil, nil
+	if asJSON(got) != asJSON(want) {
+		t.Errorf("the spec is\n%s\nwant\n%s", asJSON(got), asJSON(want))
+	}
+	if len(o.OwnerReferences) != 0 || len(o.Finalizers) != 0 {
+		t.Errorf("owners %v, finalizers %v: should have none", o.OwnerReferences, o.Finalizers)
+	}
+	held := w.shown(name, v1alpha1.HoldHeld)
+	for kind, status := range map[string]metav1.ConditionStatus{v1alpha1.ConditionHeld: metav1.ConditionTrue, v1alpha1.ConditionResolved: metav1.ConditionFalse} {
+		if c := find(held.Status.Conditions, kind); c == nil || c.Status != status || c.ObservedGeneration != held.Generation {
+			t.Errorf("%s should be %s: %s", kind, status, asJSON(held.Status.Conditions))
+		}
+	}
+	eventually(t, func() error {
+		var b v1alpha1.IntentBudget
+		if err := w.get("refunds", &b); err != nil {
+			return err
+		}
+		if b.Status.Held == nil || *b.Status.Held != 1 {
+			return fmt.Errorf("the budget should count one held intent, its status is %s", asJSON(b.Status))
+		}
+		return nil
+	})
+}
+
+func TestResolutions(t *testing.T) {
+	w := newWorld(t)
+	p := start(t, t.TempDir())
+	w.ready()
+	w.pay(p, "refund", "first", "9", "10", guard.AttemptSucceeded)
+	for _, tt := range []struct {
+		decision v1alpha1.HoldDecision
+		ref      string
+		then     guard.State
+	}{
+		{v1alpha1.DecisionReject, "", guard.Rejected},
+		{v1alpha1.DecisionMarkPaid, "re_1", guard.Succeeded},
+		{v1alpha1.DecisionRelease, "", guard.Released},
+	} {
+		id := "held-" + string(tt.decision)
+		name := w.holdOf(p, id, "9", "12")
+		w.shown(name, v1alpha1.HoldHeld)
+		must(t, w.resolve(name, v1alpha1.HoldResolution{Decision: tt.decision, ProviderReference: tt.ref}))
+		o := w.shown(name, v1alpha1.HoldResolved)
+		if c := find(o.Status.Conditions, v1alpha1.ConditionResolved); c.Status != metav1.ConditionTrue || c.Reason != string(tt.decision) {
+			t.Errorf("%s: Resolved is %s", tt.decision, asJSON(c))
+		}
+		if o.Status.Effect == "" || o.Spec.Resolution.By != alice {
+			t.Errorf("%s: effect %q by %q", tt.decision, o.Status.Effect, o.Spec.Resolution.By)
+		}
+		if v := w.poll(p, "refund", id); v.State != tt.then || v.Hold.By != alice {
+			t.Errorf("%s: the record is %s by %q, want %s by alice", tt.decision, v.State, v.Hold.By, tt.then)
+		}
+	}
+	// MarkFailed is only for what was sent: here it cannot be taken, and the hold stands anew.
+	name := w.holdOf(p, "held-MarkFailed", "9", "13")
+	w.shown(name, v1alpha1.HoldHeld)
+	must(t, w.resolve(name, v1alpha1.HoldResolution{Decision: v1alpha1.DecisionMarkFailed}))
+	w.shown(name, v1alpha1.HoldVoid)
+	again := w.poll(p, "refund", "held-MarkFailed")
+	if o := w.shown(again.Hold.Name, v1alpha1.HoldHeld); o.Spec.Hold != 2 || o.Status.Cause == "" {
+		t.Errorf("the hold stands anew as %d with cause %q", o.Spec.Hold, o.Status.Cause)
+	}
+	eventually(t, func() error {
+		var list eventsv1.EventList
+		if err := admin.List(w.ctx, &list, client.InNamespace(w.ns)); err != nil {
+			return err
+		}
+		seen := map[string]bool{}
+		for _, e := range list.Items {
+			seen[e.Reason] = true
+		}
+		if !seen[reasonHeld] || !seen[reasonResolved] || !seen[reasonVoid] {
+			return fmt.Errorf("events told so far: %v", seen)
+		}
+		return nil
+	})
+}
+
+// R16, and a resolution that is looked at again and again.
+func TestReleaseIsTakenOnce(t *testing.T) {
+	w := newWorld(t)
+	dir := t.TempDir()
+	p := start(t, dir)
+	w.ready()
+	name := w.held(p)
+	w.shown(name, v1alpha1.HoldHeld)
+	must(t, w.resolve(name, v1alpha1.HoldResolution{Decision: v1alpha1.DecisionRelease}))
+	w.shown(name, v1alpha1.HoldResolved)
+	for range 10 {
+		p.reconcileHold(w, name)
+	}
+	// The release is used, and its send times out.
+	w.pay(p, "refund", "second", "9", "11", guard.AttemptUnknown)
+	second := w.poll(p, "refund", "second").Hold.Name
+	if second == name {
+		t.Fatalf("the unknown outcome should be a new hold, not %s", name)
+	}
+	w.shown(second, v1alpha1.HoldHeld) // after the waiting time
+	p.stop()
+	p = start(t, dir)
+	w.toolReady("refund")
+	for range 10 {
+		p.reconcileHold(w, name)
+	}
+	if v := w.poll(p, "refund", "second"); v.State != guard.Held || v.Hold.Name != second || len(v.Attempts) != 1 {
+		t.Fatalf("the old release freed the new hold: %s", asJSON(v))
+	}
+	if a := w.call(p, "refund", "second", "9", "11"); a.Verdict != guard.UnknownHold {
+		t.Fatalf("the call should be held, got %s", a.Verdict)
+	}
+	must(t, w.resolve(second, v1alpha1.HoldResolution{Decision: v1alpha1.DecisionReject}))
+	w.shown(second, v1alpha1.HoldResolved)
+	if v := w.poll(p, "refund", "second"); v.State != guard.Rejected {
+		t.Errorf("the record is %s, want Rejected", v.State)
+	}
+	w.shown(name, v1alpha1.HoldResolved) // the first one keeps what became of it
+}
+
+func TestUnknownOutcomeWaits(t *testing.T) {
+	w := newWorld(t)
+	p := start(t, t.TempDir())
+	w.create(w.store("payments"), w.budget("refunds", "payments"))
+	tool := w.tool("refund", "refunds")
+	tool.Spec.Upstream.HTTP.SettleAfter = &metav1.Duration{Duration: 3 * time.Second}
+	w.create(tool)
+	w.toolReady("refund")
+	w.pay(p, "refund", "first", "9", "10", guard.AttemptUnknown)
+	name := w.poll(p, "refund", "first").Hold.Name
+	o := w.shown(name, v1alpha1.HoldWaiting)
+	if o.Status.WaitingUntil == nil {
+		t.Fatal("waitingUntil is not set")
+	}
+	if err := w.resolve(name, v1alpha1.HoldResolution{Decision: v1alpha1.DecisionRelease}); err == nil || !strings.Contains(err.Error(), "not possible") {
+		t.Errorf("Release while Waiting should be refused, got %v", err)
+	}
+	held := w.shown(name, v1alpha1.HoldHeld)
+	if late := time.Since(o.Status.WaitingUntil.Time); late > 3*time.Second {
+		t.Errorf("it was Held %s after %s", late, o.Status.WaitingUntil)
+	}
+	if held.Status.WaitingUntil != nil {
+		t.Error("waitingUntil stays although nothing waits")
+	}
+	must(t, w.resolve(name, v1alpha1.HoldResolution{Decision: v1alpha1.DecisionRelease}))
+	w.shown(name, v1alpha1.HoldResolved)
+}
+
+// O10
+func TestDeletedHoldComesBack(t *testing.T) {
+	w := newWorld(t)
+	p := start(t, t.TempDir())
+	w.ready()
+	name := w.held(p)
+	first := w.shown(name, v1alpha1.HoldHeld)
+	must(t, admin.Delete(w.ctx, first.DeepCopy()))
+	eventually(t, func() error {
+		var o v1alpha1.PaymentHold
+		if err := w.get(name, &o); err != nil {
+			return err
+		}
+		if o.UID == first.UID {
+			return errors.New("it is still the first object")
+		}
+		return nil
+	})
+	if again := w.shown(name, v1alpha1.HoldHeld); asJSON(again.Spec) != asJSON(first.Spec) {
+		t.Errorf("it came back as\n%s\nand was\n%s", asJSON(again.Spec), asJSON(first.Spec))
+	}
+	if v := w.poll(p, "refund", "second"); v.State != guard.Held {
+		t.Errorf("the record is %s, want Held", v.State)
+	}
+}
+
+// Forged objects, R35 among them: each carries a Release that was given while nobody looked.
+func TestForgedHoldsReleaseNothing(t *testing.T) {
+	w := newWorld(t)
+	dir := t.TempDir()
+	p := start(t, dir)
+	w.ready()
+	real := w.shown(w.held(p), v1alpha1.HoldHeld)
+	p.stop()
+
+	forge := func(change func(*v1alpha1.PaymentHold)) *v1alpha1.PaymentHold {
+		o := &v1alpha1.PaymentHold{ObjectMeta: w.meta(""), Spec: *real.Spec.DeepCopy()}
+		change(o)
+		if o.Name == "" {
+			o.Name = guard.HoldName(holdID(o).Key, int(o.Spec.Hold))
+		}
+		return o
+	}
+	forged := map[string]struct {
+		*v1alpha1.PaymentHold
+		effect string
+	}{
+		"another number":    {forge(func(o *v1alpha1.PaymentHold) { o.Spec.Hold = 2 }), "no such hold"},
+		"another nonce":     {forge(func(o *v1alpha1.PaymentHold) { o.Spec.Hold, o.Spec.Record.Nonce = 3, "forged" }), "no such hold"},
+		"a lost memory":     {forge(func(o *v1alpha1.PaymentHold) { o.Spec.Hold, o.Spec.Record.Epoch = 4, "old" }), "another memory"},
+		"another intent":    {forge(func(o *v1alpha1.PaymentHold) { o.Spec.IntentID = "never" }), "no such intent"},
+		"the paid intent":   {forge(func(o *v1alpha1.PaymentHold) { o.Spec.IntentID = "first" }), "no such hold"},
+		"another name":      {forge(func(o *v1alpha1.PaymentHold) { o.Name = "refund-forged-1" }), "name"},
+		"a tool not known":  {forge(func(o *v1alpha1.PaymentHold) { o.Spec.ToolRef.Name = "none" }), "no such intent"},
+		"another's account": {forge(func(o *v1alpha1.PaymentHold) { o.Spec.Caller = "system:serviceaccount:x:y" }), "no such intent"},
+	}
+	for what, f := range forged {
+		if err := as(operatorUser).Create(w.ctx, f.DeepCopy()); err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		if err := w.resolve(f.Name, v1alpha1.HoldResolution{Decision: v1alpha1.DecisionRelease}); err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+	p = start(t, dir)
+	w.toolReady("refund")
+	for what, f := range forged {
+		o := w.shown(f.Name, v1alpha1.HoldVoid)
+		if !strings.Contains(o.Status.Effect, f.effect) {
+			t.Errorf("%s: the effect %q should say %q", what, o.Status.Effect, f.effect)
+		}
+	}
+	w.shown(real.Name, v1alpha1.HoldHeld)
+	for _, id := range []string{"second", "first", "never"} {
+		if v := w.poll(p, "refund", id); v.State == guard.Released {
+			t.Errorf("%s was released", id)
+		}
+	}
+	if a := w.call(p, "refund", "second", "9", "11"); a.Verdict != guard.UnknownHold {
+		t.Errorf("the call should be held, got %s", a.Verdict)
+	}
+}
+
+// An object of another memory already has the name that a hold would get.
+func TestHoldGetsAFreeNumber(t *testing.T) {
+	w := newWorld(t)
+	p := start(t, t.TempDir())
+	w.ready()
+	w.pay(p, "refund", "first", "9", "10", guard.AttemptSucceeded)
+	key := guard.Key{Namespace: w.ns, Tool: "refund", Caller: w.agent(), IntentID: "second"}
+	for _, n := range []int{1, 4} {
+		old := probeHold(w.ns)
+		old.GenerateName, old.Name = "", guard.HoldName(key, n)
+		old.Spec.ToolRef.Name, old.Spec.Caller, old.Spec.IntentID, old.Spec.Hold = "refund", w.agent(), "second", int64(n)
+		old.Spec.Record = v1alpha1.HoldRecord{Epoch: "old", Nonce: "old"}
+		must(t, as(operatorUser).Create(w.ctx, old))
+	}
+	w.holdOf(p, "second", "9", "11")
+	name := guard.HoldName(key, 5)
+	w.shown(name, v1alpha1.HoldHeld)
+	if v := w.poll(p, "refund", "second"); v.Hold.Name != name {
+		t.Errorf("the record's hold is %s, want %s", v.Hold.Name, name)
+	}
+	w.shown(guard.HoldName(key, 1), v1alpha1.HoldVoid)
+	must(t, w.resolve(name, v1alpha1.HoldResolution{Decision: v1alpha1.DecisionReject}))
+	w.shown(name, v1alpha1.HoldResolved)
+}
+
+// R37
+func TestToolDeletedBeforeReleaseIsTaken(t *testing.T) {
+	w := newWorld(t)
+	dir := t.TempDir()
+	p := start(t, dir)
+	w.ready()
+	name := w.held(p)
+	w.shown(name, v1alpha1.HoldHeld)
+	p.stop()
+	must(t, w.resolve(name, v1alpha1.HoldResolution{Decision: v1alpha1.DecisionRelease}))
+	must(t, admin.Delete(w.ctx, w.tool("refund", "refunds")))
+	p = start(t, dir)
+	spent := w.shown(name, v1alpha1.HoldVoid)
+	contains(t, spent.Status.Effect, "AgentTool no longer exists")
+	v := w.poll(p, "refund", "second")
+	if v.State != guard.Held || v.HoldCount != 2 {
+		t.Fatalf("the record should be held anew, is %s with hold %d", v.State, v.HoldCount)
+	}
+	anew := w.shown(v.Hold.Name, v1alpha1.HoldHeld)
+	contains(t, anew.Status.Cause, "AgentTool no longer exists")
+	// It can still be rejected.
+	must(t, w.resolve(anew.Name, v1alpha1.HoldResolution{Decision: v1alpha1.DecisionReject}))
+	w.shown(anew.Name, v1alpha1.HoldResolved)
+}
+
+// No resolution is taken while the API server would accept a forged one.
+func TestGate(t *testing.T) {
+	w := newWorld(t)
+	binding := &admissionv1.ValidatingAdmissionPolicyBinding{}
+	must(t, admin.Get(w.ctx, types.NamespacedName{Name: ResolutionPolicy}, binding))
+	dir := t.TempDir()
+	p := start(t, dir)
+	w.ready()
+	name := w.held(p)
+	w.shown(name, v1alpha1.HoldHeld)
+	p.stop()
+
+	restored := binding.DeepCopy()
+	restored.ResourceVersion, restored.UID = "", ""
+	must(t, admin.Delete(w.ctx, binding))
+	back := false
+	restore := func() {
+		if !back {
+			back = true
+			must(t, admin.Create(context.Background(), restored))
+			probe := NewGate(as(operatorUser))
+			eventually(t, func() error { return probe.check(context.Background(), metav1.NamespaceDefault) })
+		}
+	}
+	t.Cleanup(restore)
+	eventually(t, func() error { // until the API server has noticed
+		if err := NewGate(as(operatorUser)).check(w.ctx, w.ns); !errors.Is(err, errNotRefused) {
+			return fmt.Errorf("a forged resolution should be accepted, got %v", err)
+		}
+		return nil
+	})
+	// Now whoever may patch can forge.
+	forged := []byte(`{"spec":{"resolution":{"decision":"Release","reason":"forged","by":"alice"}}}`)
+	must(t, as(operatorUser).Patch(w.ctx, &v1alpha1.PaymentHold{ObjectMeta: w.meta(name)}, client.RawPatch(types.MergePatchType, forged)))
+	p = start(t, dir)
+	message := w.condition(&v1alpha1.PaymentHold{}, name, v1alpha1.ConditionResolved, metav1.ConditionFalse, reasonNotEnforced)
+	contains(t, message, "config/admission")
+	if v := w.poll(p, "refund", "second"); v.State != guard.Held {
+		t.Fatalf("the forged release was taken: %s", v.State)
+	}
+	restore()
+	// What the object says is taken once the fence stands again: its own author is gone, the fence is about the present.
+	w.shown(name, v1alpha1.HoldResolved)
+}
