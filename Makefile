@@ -29,8 +29,7 @@ down: ## End what `make up` started, and remove its data.
 
 .PHONY: build
 build: ## Build the manager and the test provider into bin/.
-	CGO_ENABLED=0 go build -trimpath -o bin/manager ./cmd/manager
-	CGO_ENABLED=0 go build -trimpath -o bin/provider ./test/provider/cmd/provider
+	go build -o bin/ ./cmd/manager ./test/provider/cmd/provider
 
 .PHONY: generate
 generate: bin/controller-gen ## Generate code and CRDs from the types in api/.

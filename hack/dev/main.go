@@ -78,20 +78,24 @@ func up(ctx context.Context, root, dir string) error {
 	if err != nil {
 		return err
 	}
+	end := "make down"
+	if dir != filepath.Join(root, ".dev") {
+		end = "go run ./hack/dev down --dir " + dir
+	}
 	start := time.Now()
 	w, err := whole.Up(ctx, whole.Options{
 		Root: root, Dir: dir, GatewayPort: gateway, ProviderPort: provider, Log: os.Stderr,
 	})
 	if err != nil {
-		return fmt.Errorf("%w\nWhat was started is still running: try again, or end it with `go run ./hack/dev down`", err)
+		return fmt.Errorf("%w\nWhat was started is still running: try again, or end it with `%s`", err, end)
 	}
 	fmt.Printf(`Holdfast is up after %s.
   tools     %s/v1/namespaces/support/tools/NAME
   provider  %s, its money is counted at /ledger
   logs      %s
 For your shell:  . %s
-To end it:       make down
-`, time.Since(start).Round(time.Second), w.GatewayURL(), w.ProviderURL(), filepath.Dir(w.Processes().Log(whole.Manager)), w.EnvFile())
+To end it:       %s
+`, time.Since(start).Round(time.Second), w.GatewayURL(), w.ProviderURL(), filepath.Dir(w.Processes().Log(whole.Manager)), w.EnvFile(), end)
 	return nil
 }
 

@@ -140,6 +140,15 @@ func (s Set) PID(name string) (int, error) {
 	return r.PID, nil
 }
 
+// Argv is the command line of a running process; nil if it is not running.
+func (s Set) Argv(name string) []string {
+	r, err := s.read(name)
+	if err != nil || !r.alive() {
+		return nil
+	}
+	return r.Argv
+}
+
 // Kill sends a signal. It does not wait.
 func (s Set) Kill(name string, signal syscall.Signal) error {
 	r, err := s.read(name)

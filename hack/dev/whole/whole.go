@@ -18,6 +18,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -138,7 +139,7 @@ func Up(ctx context.Context, o Options) (*Whole, error) {
 		what string
 		do   func(context.Context) error
 	}{
-		{"building manager and provider", w.build},
+		{"building manager and provider, which takes minutes the first time", w.build},
 		{"starting the control plane", w.startCluster},
 		{"applying kinds, roles and admission policies", w.applyConfig},
 		{"starting the provider", w.StartProvider},
@@ -225,13 +226,14 @@ func (w *Whole) loadState() error {
 // these, so there is no choosing of others here.
 func (w *Whole) portsFree() error {
 	for _, p := range []struct {
-		process, env string
-		port         int
+		process, env, flag string
+		port               int
 	}{
-		{Provider, "PROVIDER_PORT", w.o.ProviderPort},
-		{Manager, "HOLDFAST_PORT", w.o.GatewayPort},
+		{Provider, "PROVIDER_PORT", w.providerAddress(), w.o.ProviderPort},
+		{Manager, "HOLDFAST_PORT", w.gatewayAddress(), w.o.GatewayPort},
 	} {
-		if w.Running(p.process) {
+		// The process itself may have it, from an earlier up.
+		if slices.Contains(w.Processes().Argv(p.process), p.flag) {
 			continue
 		}
 		l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(p.port))
@@ -246,16 +248,25 @@ func (w *Whole) portsFree() error {
 	return nil
 }
 
+// The flags that say where the two listen.
+func (w *Whole) providerAddress() string {
+	return "--listen=127.0.0.1:" + strconv.Itoa(w.o.ProviderPort)
+}
+
+func (w *Whole) gatewayAddress() string {
+	return "--gateway-bind-address=127.0.0.1:" + strconv.Itoa(w.o.GatewayPort)
+}
+
 func (w *Whole) program(name string) string { return filepath.Join(w.o.Root, "bin", name) }
 
+// build has the flags of `go test` and `make build`, so that all share what is
+// compiled already.
 func (w *Whole) build(ctx context.Context) error {
-	for name, pkg := range map[string]string{Manager: "./cmd/manager", Provider: "./test/provider/cmd/provider"} {
-		cmd := exec.CommandContext(ctx, "go", "build", "-o", w.program(name), pkg)
-		cmd.Dir = w.o.Root
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("go build %s: %w\n%s", pkg, err, out)
-		}
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(w.o.Root, "bin")+string(filepath.Separator),
+		"./cmd/manager", "./test/provider/cmd/provider")
+	cmd.Dir = w.o.Root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("go build: %w\n%s", err, out)
 	}
 	return nil
 }
@@ -274,7 +285,7 @@ func (w *Whole) startCluster(ctx context.Context) error {
 func (w *Whole) StartProvider(ctx context.Context) error {
 	argv := append([]string{
 		w.program(Provider),
-		"--listen=127.0.0.1:" + strconv.Itoa(w.o.ProviderPort),
+		w.providerAddress(),
 		"--ledger-file=" + filepath.Join(w.Dir(), "ledger"),
 	}, w.o.ProviderArgs...)
 	return w.run(ctx, Provider, argv, w.ProviderURL()+"/ledger")
@@ -296,11 +307,12 @@ func (w *Whole) StartManager(ctx context.Context) error {
 		"--kubeconfig=" + kubeconfig,
 		"--operator-namespace=" + operatorNamespace,
 		"--data-dir=" + data,
-		"--gateway-bind-address=127.0.0.1:" + strconv.Itoa(w.o.GatewayPort),
+		w.gatewayAddress(),
 		"--health-probe-bind-address=127.0.0.1:" + strconv.Itoa(w.state.HealthPort),
 		"--metrics-bind-address=127.0.0.1:" + strconv.Itoa(w.state.MetricsPort),
-		// Both are for development: no certificate here, and the provider is local.
+		// For development: there is no certificate here, and the provider is local.
 		"--insecure-http",
+		"--metrics-secure=false",
 		"--allow-loopback-upstreams",
 	}, w.o.ManagerArgs...)
 	return w.run(ctx, Manager, argv, "http://127.0.0.1:"+strconv.Itoa(w.state.HealthPort)+"/readyz")
