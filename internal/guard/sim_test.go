@@ -87,6 +87,7 @@ type message struct {
 	covers   uint64 // releases of its intent had been shown everything up to here
 	deadline time.Duration
 	final    time.Duration
+	arrives  time.Duration // not before
 	commitAt time.Duration
 	commits  bool
 	done     bool // arrived or dropped
@@ -690,6 +691,11 @@ func (w *world) send(p *process, in *simIntent, n int, t *Ticket) *message {
 		r := w.rseq[in.call.Key.String()][n]
 		m.rseq, m.covers = r[0], r[1]
 	}
+	m.arrives = w.t
+	if w.rng.IntN(3) == 0 {
+		// A slow network: most of these are dropped at the deadline.
+		m.arrives += time.Duration(w.rng.Int64N(int64(5 * time.Minute)))
+	}
 	w.net = append(w.net, m)
 	w.logf("p%d sends %s(attempt %d)", p.id, in.call.IntentID, n)
 	return m
@@ -980,7 +986,7 @@ func (w *world) one() {
 	case roll < 66:
 		var waiting []*message
 		for _, m := range w.net {
-			if !m.done {
+			if !m.done && m.arrives <= w.t {
 				waiting = append(waiting, m)
 			}
 		}
@@ -1039,39 +1045,64 @@ func (w *world) one() {
 
 // settle lets everything come to rest: nothing fails any more, and people decide.
 func (w *world) settle() {
+	w.quiet = true
+	w.pass(w.back) // a lease ends by the store's clock
+	for i, p := range w.procs {
+		p.paused, p.wall = 0, 0
+		if i > 0 && w.rng.IntN(2) == 0 {
+			// It stands still while the others and the people go on, and comes back to a world that has moved.
+			p.paused = w.t + time.Duration(w.rng.Int64N(int64(10*time.Minute)))
+		}
+	}
+	for round := 0; round < 18 && w.violation == ""; round++ {
+		if round == 9 {
+			for _, p := range w.procs {
+				p.paused = 0
+			}
+		}
+		w.landLate(round)
+		w.drain()
+		w.round(round)
+	}
+}
+
+// landLate lets some of the requests that were given up for lost arrive.
+func (w *world) landLate(round int) {
+	var left []func()
 	for _, run := range w.late {
-		if w.rng.IntN(2) == 0 {
+		switch {
+		case round < 9 && w.rng.IntN(3) > 0:
+			left = append(left, run)
+		case w.rng.IntN(2) == 0:
 			run()
 		}
 	}
-	w.late, w.quiet = nil, true
-	for _, p := range w.procs {
-		p.paused, p.wall = 0, 0
-	}
-	w.pass(w.back) // a lease ends by the store's clock
+	w.late = left
+}
+
+// round is a minute in which everybody does what is theirs: sweep, show, decide, take, call.
+func (w *world) round(round int) {
 	p := w.procs[0]
-	for round := 0; round < 14 && w.violation == ""; round++ {
+	sweep := func() { w.start(p, "sweep", func() { _ = p.engine.Sweep(context.Background()) }) }
+	for range 4 {
+		w.pass(simFinal / 2)
+		sweep()
 		w.drain()
-		for range 4 {
-			w.pass(simFinal / 2)
-			w.start(p, "sweep", func() { _ = p.engine.Sweep(context.Background()) })
-			w.drain()
-		}
-		w.pass(time.Minute) // an accepted payment is paid by now or never
-		w.start(p, "sweep", func() { _ = p.engine.Sweep(context.Background()) })
-		w.start(p, "sync", func() { w.sync(p) })
-		w.drain()
-		for _, in := range w.ins {
-			for _, o := range in.objects {
-				if !w.rests(in) || round < 2 {
-					w.start(p, "person", func() { w.finalPerson(p, in, o) })
-					w.drain()
-				}
-			}
-			if round > 0 && !w.rests(in) {
-				w.start(p, "call", func() { w.call(p, in, in.call) })
+	}
+	w.pass(time.Minute) // an accepted payment is paid by now or never
+	sweep()
+	w.start(p, "sync", func() { w.sync(p) })
+	w.drain()
+	for _, in := range w.ins {
+		for _, o := range in.objects {
+			if !w.rests(in) || round < 2 {
+				w.start(p, "person", func() { w.finalPerson(p, in, o) })
 				w.drain()
 			}
+		}
+		if round > 0 && !w.rests(in) {
+			w.start(p, "call", func() { w.call(p, in, in.call) })
+			w.drain()
 		}
 	}
 }
@@ -1106,7 +1137,7 @@ func (w *world) drain() {
 		w.transfer()
 		busy := false
 		for _, m := range w.net {
-			if !m.done {
+			if !m.done && m.arrives <= w.t {
 				w.deliver(m)
 				w.transfer()
 			}
@@ -1122,7 +1153,7 @@ func (w *world) drain() {
 		}
 		waiting := false
 		for _, p := range w.procs {
-			waiting = waiting || len(p.actors) > 0
+			waiting = waiting || len(p.actors) > 0 && p.paused <= w.t
 		}
 		if !waiting {
 			return
