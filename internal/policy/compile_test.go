@@ -292,7 +292,7 @@ func TestSpecErrors(t *testing.T) {
 		{source(v1alpha1.Expression(strings.Repeat("a", 1025))), expr, "expression code point size exceeds limit"},
 		{source(`path()`), expr, "no matching overload for 'path'"},
 		{source(`path(1,2,3,4,5,6,7,8,9)`), expr, "no matching overload for 'path'"},
-		{source(v1alpha1.Expression(`string([` + strings.Repeat("1,", 40) + `1].map(a, ` + `[` + strings.Repeat("1,", 40) + `1].map(b, [` + strings.Repeat("1,", 40) + `1].map(c, [a,b,c])))` + `.size())`)), expr, "only 100000 is allowed"},
+		{source(v1alpha1.Expression(`string([` + strings.Repeat("1,", 25) + `1].map(a, ` + `[` + strings.Repeat("1,", 25) + `1].map(b, [` + strings.Repeat("1,", 25) + `1].map(c, [a,b,c])))` + `.size())`)), expr, "only 20000 is allowed"},
 
 		{scope(`"customer/" + call.body.id`), "spec.identity.scope[0]", "must yield a path or a list of paths"},
 		{scope(`call.body.scope`), "spec.identity.scope[0]", "yields what the caller sends, but must yield a path"},

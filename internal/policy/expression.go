@@ -39,10 +39,10 @@ const (
 	maxExpression = 1024
 	// costLimit is how much work one evaluation may do, in CEL's units: a field
 	// access, a call, or ten characters read or made, each cost about one.
-	costLimit = 100_000
+	costLimit = 20_000
 	// evaluationTime bounds all evaluations of one call. The cost limit ends them
 	// long before, on any machine that is not overloaded.
-	evaluationTime = time.Second
+	evaluationTime = 2 * time.Second
 )
 
 // functions are all that an expression may call. Regular expressions, replace,
@@ -387,18 +387,35 @@ func (e *expression) header(at ast.Expr, name string, refuse refusal) {
 	}
 }
 
-// tooCostly is an evaluation that did not end within its limits.
-type tooCostly struct{ *intent.InvalidError }
+// ErrBusy: the evaluation was ended by the clock. That says something of the
+// machine and not of the call, so the caller may try again.
+var ErrBusy = errors.New("reading the call took too long: try again later")
 
-func (e *tooCostly) Unwrap() error { return e.InvalidError }
+// tooCostly is an evaluation that did not end within its limits. It is never taken
+// for an expression that does not yield.
+type tooCostly struct {
+	// byClock: not by the cost limit, which would end it the same way each time.
+	byClock bool
+}
+
+func (e *tooCostly) Error() string {
+	if e.byClock {
+		return ErrBusy.Error()
+	}
+	return "too much work"
+}
 
 // eval gives a value; nil and no error if that is null, an empty string or an empty
 // optional; or an error, of which isMissing tells whether the call lacks a field.
 func (e *expression) eval(ctx context.Context, c *call) (ref.Val, error) {
 	v, _, err := e.program.ContextEval(ctx, c)
 	if err != nil {
-		if errors.As(err, new(interpreter.EvalCancelledError)) || errors.Is(err, interpreter.InterruptError{}) {
-			return nil, &tooCostly{invalid(e.name, "is too much work for this call: send less, or ask the owner of the tool to make the expression simpler")}
+		var cancelled interpreter.EvalCancelledError
+		switch {
+		case errors.As(err, &cancelled) && cancelled.Cause == interpreter.CostLimitExceeded:
+			return nil, &tooCostly{}
+		case errors.As(err, &cancelled) || errors.Is(err, interpreter.InterruptError{}):
+			return nil, &tooCostly{byClock: true}
 		}
 		return nil, err
 	}
@@ -417,7 +434,10 @@ func (e *expression) eval(ctx context.Context, c *call) (ref.Val, error) {
 // failed says why an expression in error, or one that does not yield, is refused.
 func (e *expression) failed(field string, err error) error {
 	if costly := (*tooCostly)(nil); errors.As(err, &costly) {
-		return costly.InvalidError
+		if costly.byClock {
+			return fmt.Errorf("%s: %w", e.name, ErrBusy)
+		}
+		return invalid(field, "%s, %s, is too much work for this call: send less, or ask the owner of the tool to make the expression simpler", e.name, clip(e.text))
 	}
 	if err == nil || isMissing(err) {
 		return invalid(field, "%s, %s, yields nothing for this call: send every field that it reads", e.name, clip(e.text))

@@ -54,7 +54,8 @@ type Identity struct {
 var ErrReadOnly = errors.New("a ReadOnly tool has no intents")
 
 // Identify reads the identity of a call. A call that cannot be identified is an
-// *intent.InvalidError, whose text is for the caller.
+// *intent.InvalidError, whose text is for the caller. The other errors are ErrBusy,
+// and ErrReadOnly of a tool that has no intents.
 func (t *Tool) Identify(in CallInput) (Identity, error) {
 	if t.identity == nil {
 		return Identity{}, fmt.Errorf("identifying a call of %s/%s: %w", t.Namespace, t.Name, ErrReadOnly)

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -438,35 +439,77 @@ func bigList(n int) string {
 	return `{"l": [` + strings.Repeat("1,", n-1) + `1], "s": "` + strings.Repeat("a", 4000) + `", "t": "` + strings.Repeat("a", 1<<20) + `"}`
 }
 
-// A call whose identity is too much work ends in bounded time, with an error.
+// A call whose identity is too much work ends in bounded time, with an error. It is
+// the cost limit that ends it, so it ends the same way on every machine: the clock
+// is set far away here.
 func TestAHostileCallEndsInBoundedTime(t *testing.T) {
 	body := bigList(100_000)
 	bigKey := `{"m": {"` + strings.Repeat("k", 1<<19) + `": 1}, "l": [` + strings.Repeat("1,", 9999) + `1]}`
-	for _, c := range []struct{ expression, body, words string }{
-		{`call.body.l.all(a, call.body.l.all(b, call.body.l.all(c, a + b + c > 0))) ? "x" : "y"`, body, "too much work"},
-		{`string(call.body.l.map(a, call.body.s + call.body.s).size())`, body, "too much work"},
-		{`string(call.body.l.filter(a, call.body.l == call.body.l).size())`, body, "too much work"},
-		{`string(call.body.l.filter(a, 2 in call.body.l).size())`, body, "too much work"},
-		{`string(call.body.l.map(a, call.body.s.split("")).size())`, body, "too much work"},
-		{`string(call.body.l.map(a, call.body.l.map(b, call.body.l.map(c, [a, b, c]))).size())`, body, "too much work"},
-		{`string(call.body.l.map(a, call.body.m.map(k, k + k)).size())`, bigKey, "too much work"},
-		{`string(call.body.l.filter(a, call.body.m.all(k, k.upperAscii() == k)).size())`, bigKey, "too much work"},
-		{`call.body.t + "x"`, body, "more than 4096 bytes"},
-		{`call.body.t`, body, "more than 4096 bytes"},
+	for _, c := range []struct {
+		expression, body string
+		costly           bool
+	}{
+		{`call.body.l.all(a, call.body.l.all(b, call.body.l.all(c, a + b + c > 0))) ? "x" : "y"`, body, true},
+		{`string(call.body.l.map(a, call.body.s + call.body.s).size())`, body, true},
+		{`string(call.body.l.filter(a, call.body.l == call.body.l).size())`, body, true},
+		{`string(call.body.l.filter(a, 2 in call.body.l).size())`, body, true},
+		{`string(call.body.l.map(a, call.body.s.split("")).size())`, body, true},
+		{`string(call.body.l.map(a, call.body.l.map(b, call.body.l.map(c, [a, b, c]))).size())`, body, true},
+		{`string(call.body.l.map(a, call.body.m.map(k, k + k)).size())`, bigKey, true},
+		{`string(call.body.l.filter(a, call.body.m.all(k, k.upperAscii() == k)).size())`, bigKey, true},
+		// Few steps, but each of them reads much.
+		{`string(call.body.l.map(a, call.body.s + call.body.s).size())`, bigList(300), true},
+		{`string(call.body.l.filter(a, call.body.l == call.body.l).size())`, bigList(300), true},
+		{`string(call.body.l.filter(a, [call.body.l] == [call.body.l]).size())`, bigList(300), true},
+		{`string(call.body.l.filter(a, {1: call.body.l} == {1: call.body.l}).size())`, bigList(300), true},
+		{`string(call.body.l.filter(a, call.body.s.lowerAscii() == "").size())`, bigList(300), true},
+		{`string(call.body.l.filter(a, a == 1).size())`, bigList(300), false},
+		{`call.body.t + "x"`, body, false},
+		{`call.body.t`, body, false},
 	} {
 		tool := mustCompile(t, withIdentity(func(i *v1alpha1.ToolIdentity) {
 			i.IntentID = []v1alpha1.Expression{v1alpha1.Expression(c.expression)}
-			i.Scope = []v1alpha1.Expression{`path("fixed")`}
-			i.Amount = nil
 		}))
-		start := time.Now()
-		_, err := tool.Identify(refundCall(c.body))
-		if took := time.Since(start); took > 10*evaluationTime { // without limits: hours
-			t.Errorf("%s took %v", c.expression, took)
-		} else {
-			t.Logf("%v for %s", took, c.expression)
+		decoded, err := newCall(refundCall(c.body))
+		if err != nil {
+			t.Fatal(err)
 		}
-		part{c.expression, CallInput{}, "error: " + c.words}.check(t, "", err)
+		start := time.Now()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // without a limit: hours
+		_, err = tool.identity.intentID[0].eval(ctx, decoded)
+		cancel()
+		t.Logf("%v for %s", time.Since(start), c.expression)
+		var costly *tooCostly
+		if got := errors.As(err, &costly); got != c.costly || got && costly.byClock {
+			t.Errorf("%s: too costly is %v, want %v (%v)", c.expression, got, c.costly, err)
+		}
+	}
+}
+
+// What the clock ends is nobody's fault: it is not the caller's to mend, and never
+// an expression that does not yield.
+func TestWhatTheClockEndsMayBeTriedAgain(t *testing.T) {
+	tool := mustCompile(t, withIdentity(func(i *v1alpha1.ToolIdentity) {
+		loop := `call.body.l.all(a, a == 1) ? path("x") : path("y")`
+		i.IntentID = []v1alpha1.Expression{v1alpha1.Expression(loop), `"second"`}
+		i.Scope = []v1alpha1.Expression{v1alpha1.Expression(loop)}
+		i.Lineage = v1alpha1.Expression(loop)
+	}))
+	c, err := newCall(refundCall(bigList(1000)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	i := tool.identity
+	_, idErr := i.readIntentID(over, c)
+	_, scopeErr := i.readScope(over, c)
+	_, lineageErr := i.readLineage(over, c)
+	for _, err := range []error{idErr, scopeErr, lineageErr} {
+		var bad *intent.InvalidError
+		if !errors.Is(err, ErrBusy) || errors.As(err, &bad) {
+			t.Errorf("got %v", err)
+		}
 	}
 }
 
