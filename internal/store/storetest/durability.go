@@ -90,7 +90,7 @@ func scribe(ctx context.Context, s store.Store, i int, note func(entry) error) e
 			return err
 		}
 		if r == nil {
-			// The number of a deleted one is not known: start over, by steps of seven.
+			// The number of a deleted one is not known: it starts over.
 			continue
 		}
 		versions[k] = r.Version

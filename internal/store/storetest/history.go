@@ -228,11 +228,11 @@ func (h *historian) do(r store.Reserve, lose bool) error {
 	}
 	if lose && have.Outcome == store.Written {
 		// The write may be as old as the first try.
-		if kept := h.mustGet(r.Key); kept.At.After(have.Now) {
+		kept := h.mustGet(r.Key)
+		if kept.At.After(have.Now) {
 			return fmt.Errorf("written at %s, answered at %s", kept.At, have.Now)
-		} else {
-			h.model.records[r.Key].At = kept.At
 		}
+		h.model.records[r.Key].At = kept.At
 	}
 	if have.Outcome == store.Blocked && !slices.Contains(h.watermarks, have.Watermark) {
 		h.watermarks = append(h.watermarks, have.Watermark)

@@ -10,7 +10,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"math/big"
 	"slices"
 	"strings"
@@ -244,11 +243,6 @@ func (m *model) list(l store.List) []store.Record {
 		return strings.Compare(a.Key, b.Key)
 	})
 	return found
-}
-
-// keys are those of all records, sorted.
-func (m *model) keys() []string {
-	return slices.Sorted(maps.Keys(m.records))
 }
 
 // same says in what two answers differ, the watermark apart.
