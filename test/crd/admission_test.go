@@ -3,6 +3,9 @@
 package crd
 
 import (
+	"bytes"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -278,4 +281,37 @@ func TestPoliciesMatchThisGroupOnly(t *testing.T) {
 	if policies != 3 {
 		t.Errorf("found %d policies, want 3", policies)
 	}
+}
+
+// The policies know the operator by its user name, so they must follow the ServiceAccount wherever it is installed.
+func TestPoliciesFollowTheServiceAccount(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(configDir)); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "default", "kustomization.yaml")
+	content, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	content = append(bytes.Replace(content, []byte("namespace: holdfast-system"), []byte("namespace: elsewhere"), 1), "namePrefix: my-\n"...)
+	if err := os.WriteFile(file, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	objects, err := kustomize(t.Context(), filepath.Join(dir, "default"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range objects {
+		variables, _, err := unstructured.NestedSlice(o.Object, "spec", "variables")
+		if err != nil || len(variables) == 0 || !strings.HasSuffix(o.GetName(), "operator-only") {
+			continue
+		}
+		const want = "['system:serviceaccount', 'elsewhere', 'my-holdfast-manager'].join(':')"
+		if got := variables[0].(map[string]any)["expression"]; got != want {
+			t.Errorf("the policy knows the operator as %s, want %s", got, want)
+		}
+		return
+	}
+	t.Error("the policy was not found")
 }
