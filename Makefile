@@ -29,7 +29,7 @@ down: ## End what `make up` started, and remove its data.
 
 .PHONY: build
 build: ## Build the manager and the test provider into bin/.
-	go build -o bin/ ./cmd/manager ./test/provider/cmd/provider
+	go build -buildvcs=false -o bin/ ./cmd/manager ./test/provider/cmd/provider
 
 .PHONY: generate
 generate: bin/controller-gen ## Generate code and CRDs from the types in api/.
@@ -69,4 +69,4 @@ clean: down ## End what runs and remove what was built here; caches stay.
 	rm -rf bin
 
 bin/controller-gen: hack/tools/go.mod hack/tools/go.sum
-	go build -C hack/tools -mod=readonly -o $(CURDIR)/$@ sigs.k8s.io/controller-tools/cmd/controller-gen
+	go build -C hack/tools -mod=readonly -buildvcs=false -o $(CURDIR)/$@ sigs.k8s.io/controller-tools/cmd/controller-gen

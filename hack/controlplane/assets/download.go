@@ -40,7 +40,7 @@ func download(ctx context.Context, log io.Writer, v Versions, dir string) (err e
 
 	tool := filepath.Join(tmp, "setup-envtest")
 	if err := quiet(ctx, filepath.Join(root, "hack", "tools"), nil,
-		"go", "build", "-mod=readonly", "-o", tool, "sigs.k8s.io/controller-runtime/tools/setup-envtest"); err != nil {
+		"go", "build", "-mod=readonly", "-buildvcs=false", "-o", tool, "sigs.k8s.io/controller-runtime/tools/setup-envtest"); err != nil {
 		return fmt.Errorf("building setup-envtest: %w", err)
 	}
 	var out strings.Builder

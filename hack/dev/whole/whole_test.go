@@ -71,7 +71,7 @@ func TestDownEndsAllThatRunsAndCanKeepTheData(t *testing.T) {
 		}
 	}
 	t.Cleanup(func() {
-		if err := w.Cluster.Down(context.Background()); err != nil {
+		if err := w.Down(context.Background()); err != nil {
 			t.Error(err)
 		}
 	})
