@@ -89,7 +89,7 @@ func TestWhatEachMayDo(t *testing.T) {
 				{group, "paymentholds/status", "patch", namespace}, {group, "agenttools", "watch", ""}, {group, "agenttools/status", "patch", namespace},
 				{"authentication.k8s.io", "tokenreviews", "create", ""}, {"authorization.k8s.io", "subjectaccessreviews", "create", ""},
 				{"coordination.k8s.io", "leases", "update", "holdfast-system"}, {"", "configmaps", "update", "holdfast-system"},
-				{"events.k8s.io", "events", "create", namespace},
+				{"events.k8s.io", "events", "create", namespace}, {"", "namespaces", "get", namespace},
 			},
 			[]attempt{
 				{group, "paymentholds", "resolve", namespace}, {group, "agenttools", "invoke", namespace}, {group, "agenttools", "patch", namespace},
