@@ -1,0 +1,193 @@
+// This file is about where an upstream may be. A tool's owner writes the URL, so
+// the gateway must not become its way into places that only the gateway can
+// reach. Addresses are judged when they are dialled, after the name was resolved:
+// a name that changes its mind in between gains nothing.
+
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+)
+
+// Addresses say which addresses are never an upstream's, beyond those that never are.
+type Addresses struct {
+	// AllowLoopback is for development: upstreams on the machine itself.
+	AllowLoopback bool
+	// Reserved are addresses of the API server and of Holdfast's own Services, asked at
+	// each dial; port 0 means every port. They are refused even with AllowLoopback.
+	Reserved func() []netip.AddrPort
+	// ClusterDomain is that of Services; "": cluster.local.
+	ClusterDomain string
+	// listener is the gateway's own port.
+	listener func() uint16
+}
+
+// addressError is an address that is refused. Nothing was sent.
+type addressError struct{ why string }
+
+func (e *addressError) Error() string { return "the upstream's address is refused: it is " + e.why }
+
+// metadata are the addresses at which clouds tell a machine its secrets.
+var metadata = map[netip.Addr]bool{
+	netip.MustParseAddr("169.254.169.254"): true,
+	netip.MustParseAddr("fd00:ec2::254"):   true,
+	netip.MustParseAddr("100.100.100.200"): true,
+	netip.MustParseAddr("168.63.129.16"):   true,
+	netip.MustParseAddr("192.0.0.192"):     true,
+}
+
+var (
+	thisNetwork = netip.MustParsePrefix("0.0.0.0/8")
+	broadcast   = netip.MustParseAddr("255.255.255.255")
+	// In these an IPv4 address is carried: 64:ff9b::/96 (RFC 6052) and ::/96 (RFC 4291) in
+	// the last four bytes, 2002::/16 (RFC 3056) after the first two.
+	nat64      = netip.MustParsePrefix("64:ff9b::/96")
+	compatible = netip.MustParsePrefix("::/96")
+	sixToFour  = netip.MustParsePrefix("2002::/16")
+)
+
+// carried gives the IPv4 address within an IPv6 one, or the address itself.
+func carried(addr netip.Addr) netip.Addr {
+	addr = addr.Unmap().WithZone("")
+	if addr.Is4() || addr == netip.IPv6Unspecified() || addr.IsLoopback() {
+		return addr
+	}
+	b := addr.As16()
+	switch {
+	case nat64.Contains(addr), compatible.Contains(addr):
+		return netip.AddrFrom4([4]byte(b[12:]))
+	case sixToFour.Contains(addr):
+		return netip.AddrFrom4([4]byte(b[2:6]))
+	}
+	return addr
+}
+
+// check judges an address that is about to be dialled.
+func (a *Addresses) check(to netip.AddrPort) error {
+	addr := carried(to.Addr())
+	refuse := func(why string) error { return &addressError{why: why} }
+	switch {
+	case !addr.IsValid(), addr.IsUnspecified(), thisNetwork.Contains(addr):
+		return refuse("an unspecified address")
+	case metadata[addr]:
+		return refuse("a metadata service")
+	case addr.IsLinkLocalUnicast():
+		return refuse("a link-local address")
+	case addr.IsMulticast(), addr == broadcast:
+		return refuse("a multicast or broadcast address")
+	}
+	if a.Reserved != nil {
+		for _, r := range a.Reserved() {
+			if carried(r.Addr()) == addr && (r.Port() == 0 || r.Port() == to.Port()) {
+				return refuse("the API server or Holdfast itself")
+			}
+		}
+	}
+	own, err := ownAddress(addr)
+	if err != nil {
+		return err
+	}
+	switch {
+	case !own && !addr.IsLoopback():
+		return nil
+	case a.listener != nil && a.listener() == to.Port():
+		return refuse("Holdfast itself")
+	case a.AllowLoopback:
+		return nil
+	case addr.IsLoopback():
+		return refuse("a loopback address")
+	default:
+		return refuse("the gateway's own address")
+	}
+}
+
+// ownAddress says that an interface of this machine or pod has the address.
+func ownAddress(addr netip.Addr) (bool, error) {
+	own, err := net.InterfaceAddrs()
+	if err != nil {
+		return false, &addressError{why: "not known to be another machine's: the gateway cannot read its own addresses"}
+	}
+	for _, a := range own {
+		if n, ok := a.(*net.IPNet); ok {
+			if ip, ok := netip.AddrFromSlice(n.IP); ok && ip.Unmap() == addr {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+// control is a net.Dialer's: it sees every address that is really dialled.
+func (a *Addresses) control(_ context.Context, network, address string, _ syscall.RawConn) error {
+	if !strings.HasPrefix(network, "tcp") {
+		return &addressError{why: "not reached by TCP"}
+	}
+	to, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return &addressError{why: "not readable"}
+	}
+	return a.check(to)
+}
+
+// dial connects to host:port. Names are taken as absolute, so that the resolver's
+// search list never turns one into a Service of Holdfast's own namespace.
+func (a *Addresses) dial(ctx context.Context, hostport string) (*net.TCPConn, error) {
+	host, port, err := net.SplitHostPort(hostport)
+	if err != nil {
+		return nil, fmt.Errorf("the upstream's address: %w", err)
+	}
+	dialer := net.Dialer{ControlContext: a.control}
+	conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(a.absolute(host), port))
+	if err != nil {
+		// Of several addresses the first one's error is told; a refusal is told in any case.
+		var refused *addressError
+		if errors.As(err, &refused) {
+			return nil, refused
+		}
+		return nil, err
+	}
+	tcp, ok := conn.(*net.TCPConn)
+	if !ok {
+		return nil, errors.Join(errors.New("the upstream is not reached by TCP"), conn.Close())
+	}
+	return tcp, nil
+}
+
+func (a *Addresses) domain() string {
+	if a.ClusterDomain == "" {
+		return "cluster.local"
+	}
+	return strings.Trim(a.ClusterDomain, ".")
+}
+
+func (a *Addresses) absolute(host string) string {
+	if _, err := netip.ParseAddr(host); err == nil {
+		return host
+	}
+	host = strings.TrimSuffix(host, ".")
+	switch lower := strings.ToLower(host); {
+	case lower == "localhost":
+		return lower // known from /etc/hosts, where it has no dot
+	case strings.HasSuffix(lower, ".svc"):
+		host += "." + a.domain()
+	}
+	return host + "."
+}
+
+// serviceNamespace gives the namespace of the Service or pod that a host names; "": it names none.
+func (a *Addresses) serviceNamespace(host string) string {
+	host = strings.ToLower(strings.TrimSuffix(host, "."))
+	host = strings.TrimSuffix(host, "."+a.domain())
+	for _, kind := range []string{".svc", ".pod"} {
+		if before, ok := strings.CutSuffix(host, kind); ok {
+			return before[strings.LastIndexByte(before, '.')+1:]
+		}
+	}
+	return ""
+}

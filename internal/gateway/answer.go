@@ -1,0 +1,121 @@
+// This file writes the answers: the upstream's, live or replayed, and refusals.
+
+package gateway
+
+import (
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/holdfast-dev/holdfast/internal/guard"
+	"github.com/holdfast-dev/holdfast/internal/policy"
+)
+
+// owns says that an answer speaks of an intent of this caller.
+func (c *call) owns(a guard.Answer) bool {
+	return a.Intent.Exists && a.Intent.Caller == c.caller.Username
+}
+
+// note takes over what the guard says for headers and log.
+func (c *call) note(a guard.Answer) {
+	c.verdict, c.reason, c.hold = a.Verdict, string(a.Reason), a.Hold
+	if a.Intent.Caller == c.caller.Username && a.Intent.IntentID != "" {
+		c.intent = a.Intent.IntentID
+	}
+	if n := len(a.Intent.Attempts); n > 0 {
+		c.attempt = a.Intent.Attempts[n-1].Number
+	}
+}
+
+// tell answers with what the guard says: a replay, or a problem.
+func (c *call) tell(a guard.Answer, tool *policy.Tool) *problem {
+	c.note(a)
+	if (a.Verdict == guard.Replay || a.Verdict == guard.Allow) && a.Response != nil {
+		c.replay(a.Response, a.Verdict == guard.Replay, a.RetryAfter)
+		return nil
+	}
+	if a.Verdict == guard.InFlightNow && a.Reason == guard.ReasonInFlight {
+		a.RetryAfter = tool.InFlight.RetryAfter
+	}
+	if a.Verdict == guard.InFlightNow && a.RetryAfter <= 0 {
+		a.RetryAfter = time.Second
+	}
+	if a.Verdict == guard.Replay {
+		c.w.Header().Set(headerReplayed, "true")
+	}
+	return fromGuard(a, c.caller.Username)
+}
+
+// refuse writes a problem.
+func (c *call) refuse(p *problem) {
+	c.status = p.Status
+	if p.Verdict != "" {
+		c.verdict = p.Verdict
+	}
+	if c.reason == "" {
+		c.reason = p.Reason
+	}
+	c.headers()
+	c.deadline()
+	p.write(c.w)
+}
+
+// deadline bounds how long the caller may take to take its answer.
+func (c *call) deadline() {
+	_ = http.NewResponseController(c.w).SetWriteDeadline(time.Now().Add(c.g.o.AnswerTimeout)) // not every ResponseWriter has one
+}
+
+// write answers with a status, headers and a body that are the upstream's.
+func (c *call) write(status int, header http.Header, body []byte, wait time.Duration) {
+	h := c.w.Header()
+	for name, values := range header {
+		h[name] = slices.Clone(values)
+	}
+	if _, ok := h["Content-Type"]; !ok {
+		h["Content-Type"] = nil // the upstream named none, and none is guessed
+	}
+	if wait > 0 {
+		h.Set("Retry-After", strconv.Itoa(seconds(wait)))
+	}
+	c.status = status
+	c.headers()
+	c.deadline()
+	// A status without a body takes no length either.
+	if status != http.StatusNoContent && status != http.StatusNotModified && c.r.Method != http.MethodHead {
+		h.Set("Content-Length", strconv.Itoa(len(body)))
+	} else {
+		body = nil
+	}
+	c.w.WriteHeader(status)
+	if len(body) > 0 {
+		_, _ = c.w.Write(body) // the caller may be gone
+	}
+}
+
+// truncated marks an answer that is only the start of the upstream's.
+func (c *call) truncated(size int64, digest string) {
+	h := c.w.Header()
+	h.Set(headerTruncated, "true")
+	h.Set(headerSize, strconv.FormatInt(size, 10))
+	h.Set(headerDigest, digest)
+}
+
+// pass answers with what the upstream has just answered.
+func (c *call) pass(a *answer, wait time.Duration) {
+	if a.cut {
+		c.truncated(a.size, a.digest)
+	}
+	c.write(a.status, endToEnd(a.header), a.body, wait)
+}
+
+// replay answers with what the record keeps.
+func (c *call) replay(stored *guard.Response, again bool, wait time.Duration) {
+	if again {
+		c.w.Header().Set(headerReplayed, "true")
+	}
+	if stored.Truncated {
+		c.truncated(stored.Size, stored.Digest)
+	}
+	c.write(stored.Status, stored.Header, stored.Body, wait)
+}

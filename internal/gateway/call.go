@@ -1,0 +1,486 @@
+// This file is how a call travels: who calls, whether they may, what the tool is,
+// what the call is, what the guard says, one attempt, its settlement, the answer.
+
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/holdfast-dev/holdfast/internal/access"
+	"github.com/holdfast-dev/holdfast/internal/guard"
+	"github.com/holdfast-dev/holdfast/internal/intent"
+	"github.com/holdfast-dev/holdfast/internal/policy"
+	"github.com/holdfast-dev/holdfast/internal/store"
+)
+
+const (
+	// admitTimeout bounds an Admit that nobody waits for any more.
+	admitTimeout = 15 * time.Second
+	// While another call of the intent is in flight, its record is looked at again
+	// after the first of these, then less often up to the second.
+	waitFirst, waitMost = 25 * time.Millisecond, 250 * time.Millisecond
+	// later is what a caller is told to wait when nothing better is known.
+	later = 2 * time.Second
+)
+
+var (
+	// errGone: the caller has left before anything was reserved; nobody is there to be answered.
+	errGone = errors.New("the caller has gone")
+	// errPanic: a mistake in this code, caught.
+	errPanic = errors.New("panic")
+)
+
+// consentError is an upstream in a namespace that has not agreed. Nothing was sent.
+type consentError struct{ namespace string }
+
+func (e *consentError) Error() string {
+	return "the namespace " + e.namespace + " does not let its Services be upstreams of this tool's namespace"
+}
+
+// call is one request of an agent.
+type call struct {
+	g *Gateway
+	w http.ResponseWriter
+	r *http.Request
+	route
+	caller access.Caller
+
+	// What the headers and the log line say of it.
+	verdict guard.Verdict
+	reason  string
+	intent  string
+	hold    string
+	attempt int
+	status  int
+	cause   error
+}
+
+// ServeHTTP answers one request.
+func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	c := &call{g: g, w: w, r: r}
+	started := time.Now()
+	defer func() { c.log(time.Since(started)) }()
+	// The last answer on this connection has left its own.
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Time{}) // not every ResponseWriter has one
+	if p := c.serve(); p != nil {
+		c.refuse(p)
+	}
+}
+
+// serve answers by itself, or gives the problem to answer with.
+func (c *call) serve() *problem {
+	rt, ok, err := parseRoute(c.r.URL.EscapedPath())
+	if !ok {
+		return refusal(http.StatusNotFound, "not-found", "There is nothing here", actFixRequest,
+			"A tool is called at /v1/namespaces/NAMESPACE/tools/TOOL, an intent is asked for at …/intents/ID.")
+	}
+	c.route = rt
+	if p := c.enter(); p != nil {
+		return p
+	}
+	if err != nil {
+		return c.failure(err, nil)
+	}
+	// Whoever is not allowed to call never comes here: no one else learns which tools exist.
+	tool, err := c.g.o.Policies().Tool(c.namespace, c.tool)
+	if err != nil {
+		return c.noPolicy(err)
+	}
+	switch {
+	case c.poll:
+		return c.answerPoll(tool)
+	case !slices.Contains(tool.Upstream.Methods, c.r.Method):
+		p := refusal(http.StatusBadRequest, "invalid-request", "The method is not declared", actFixRequest,
+			"The tool does not take this method: use %s.", strings.Join(tool.Upstream.Methods, " or "))
+		p.Reason = "method_not_declared"
+		return p
+	case !declared(tool.Upstream, c.suffix):
+		p := refusal(http.StatusBadRequest, "invalid-request", "The path is not declared", actFixRequest,
+			"The tool does not take this path below its own. Leave it out, or use one that the tool declares.")
+		p.Reason = "suffix_not_declared"
+		return p
+	}
+	select {
+	case c.g.slots <- struct{}{}:
+		defer func() { <-c.g.slots }()
+	default:
+		return refusal(http.StatusServiceUnavailable, "busy", "Too many calls at once", actRetryLater,
+			"The gateway has too many calls in progress. Nothing was sent. Send the same request with the same intent ID again.").deny(time.Second)
+	}
+	query, err := url.ParseQuery(c.r.URL.RawQuery)
+	if err != nil {
+		return c.failure(&intent.InvalidError{Field: "query", Reason: "cannot be read: escape it again"}, tool)
+	}
+	to, err := upstreamURL(tool.Upstream.URL, c.suffix, query)
+	if err != nil {
+		return c.failure(err, tool)
+	}
+	body, p := c.body()
+	if p != nil {
+		return p
+	}
+	t := target{method: c.r.Method, url: to, header: forwarded(c.r.Header, tool.Upstream.RequestHeaders), body: body, keep: tool.MaxBodyBytes}
+	if t.header.Get("User-Agent") == "" {
+		t.header.Set("User-Agent", "holdfast")
+	}
+	if tool.Mutating {
+		return c.mutate(tool, t, query)
+	}
+	return c.read(tool, t)
+}
+
+// enter says who calls and whether they may.
+func (c *call) enter() *problem {
+	caller, err := c.g.o.Access.Authenticate(c.r.Context(), c.r.Header)
+	if err == nil {
+		c.caller = caller
+		err = c.g.o.Access.Authorize(c.r.Context(), caller, c.namespace, c.tool)
+	}
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, access.ErrUnauthenticated):
+		return refusal(http.StatusUnauthorized, "unauthenticated", "It is not known who calls", actAuthenticate, "%s", sentence(err))
+	case errors.Is(err, access.ErrForbidden):
+		return refusal(http.StatusForbidden, "forbidden", "The caller may not invoke this tool", actAskAccess, "%s", sentence(err))
+	default:
+		c.cause = err
+		if cause := access.Cause(err); cause != nil {
+			c.cause = cause
+		}
+		return refusal(http.StatusServiceUnavailable, "access-unavailable", "Access cannot be checked", actRetryLater,
+			"The API server cannot be asked who calls. Nothing was sent. Send the same request with the same intent ID again later.").deny(later)
+	}
+}
+
+func sentence(err error) string {
+	s := err.Error()
+	return strings.ToUpper(s[:1]) + s[1:] + "."
+}
+
+func (c *call) noPolicy(err error) *problem {
+	var notServed *policy.NotServedError
+	switch {
+	case errors.Is(err, policy.ErrNoTool):
+		return refusal(http.StatusNotFound, "no-such-tool", "There is no such tool", actFixRequest,
+			"There is no AgentTool %q in the namespace %q. Nothing was sent.", c.tool, c.namespace)
+	case errors.As(err, &notServed):
+		c.cause = err
+		return refusal(http.StatusServiceUnavailable, "policy-not-available", "The tool is not served", actRetryLater,
+			"The AgentTool %q is not accepted (%s: %s). Nothing was sent. Its owner must mend it; its status says more.",
+			c.tool, notServed.Reason, notServed.Message).deny(10 * time.Second)
+	default:
+		c.cause = err
+		return refusal(http.StatusServiceUnavailable, "policy-not-available", "The tool is not served", actRetryLater,
+			"The policy of the AgentTool %q cannot be read now. Nothing was sent. Send the same request again later.", c.tool).deny(later)
+	}
+}
+
+// body reads the request's body within its bounds of size and time.
+func (c *call) body() ([]byte, *problem) {
+	most := c.g.o.MaxRequestBytes
+	tooLarge := func() *problem {
+		p := refusal(http.StatusRequestEntityTooLarge, "body-too-large", "The body is too large", actFixRequest,
+			"The body has more than %d bytes. Nothing was sent. Make it smaller.", most)
+		p.close = true
+		return p
+	}
+	if c.r.ContentLength > most {
+		return nil, tooLarge()
+	}
+	conn := http.NewResponseController(c.w)
+	if err := conn.SetReadDeadline(time.Now().Add(c.g.o.BodyTimeout)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		c.cause = err
+		p := refusal(http.StatusRequestTimeout, "request-timeout", "The body cannot be read", actRetryLater,
+			"The connection ended before the body was read. Nothing was sent. Send the same request again.")
+		p.close = true
+		return nil, p
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, most))
+	var over *http.MaxBytesError
+	switch {
+	case errors.As(err, &over):
+		return nil, tooLarge()
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		p := refusal(http.StatusRequestTimeout, "request-timeout", "The body came too slowly", actRetryLater,
+			"The body was not complete after %s. Nothing was sent. Send the same request again.", c.g.o.BodyTimeout)
+		p.close = true
+		return nil, p
+	case err != nil:
+		p := refusal(http.StatusBadRequest, "invalid-request", "The body cannot be read", actFixRequest,
+			"The body ended too early or is badly framed. Nothing was sent. Send the same request again.")
+		p.close = true
+		return nil, p
+	}
+	// Left standing it would look, in the middle of the call, as if the caller had gone.
+	if err := conn.SetReadDeadline(time.Time{}); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		c.cause = err
+	}
+	return body, nil
+}
+
+// failure is the problem for an error of the call's own, of the guard or of its store.
+func (c *call) failure(err error, tool *policy.Tool) *problem {
+	var invalid *intent.InvalidError
+	if errors.As(err, &invalid) {
+		return refusal(http.StatusBadRequest, "invalid-request", "The request cannot be accepted", actFixRequest,
+			"Nothing was sent. %s.", strings.TrimSuffix(sentence(invalid), "."))
+	}
+	c.cause = err
+	storeName := ""
+	if tool != nil {
+		storeName = tool.Store
+	}
+	switch {
+	case errors.Is(err, store.ErrMemoryLost):
+		return refusal(http.StatusServiceUnavailable, "memory-lost", "The store lost its memory", actRetryLater,
+			"The IdempotencyStore %q no longer has the memory of what was paid. Nothing was sent, and nothing will be until an admin has "+
+				"looked at it and accepted the loss (spec.acceptEpoch is named in its status). Do not pay in another way.", storeName).deny(time.Minute)
+	case errors.Is(err, guard.ErrCorrupt):
+		return refusal(http.StatusServiceUnavailable, "record-unreadable", "The record cannot be read", actStop,
+			"What is remembered of this intent in the IdempotencyStore %q cannot be read. Nothing was sent by this call, but the payment may have happened before. "+
+				"An admin must look at it. Do not pay in another way.", storeName).deny(time.Minute)
+	case errors.Is(err, guard.ErrContended):
+		return refusal(http.StatusServiceUnavailable, "contended", "Too many calls of one intent", actRetryLater,
+			"Too many calls of this intent arrived at once. This one sent nothing. Send the same request with the same intent ID again.").deny(time.Second)
+	default:
+		return refusal(http.StatusServiceUnavailable, "store-unavailable", "The store is not available", actRetryLater,
+			"The IdempotencyStore %q cannot be asked. This call sent nothing. Send the same request with the same intent ID again; do not use a new one.", storeName).deny(later)
+	}
+}
+
+// mutate is the way of a call that moves something.
+func (c *call) mutate(tool *policy.Tool, t target, query url.Values) *problem {
+	id, err := tool.Identify(policy.CallInput{
+		Method: c.r.Method, Suffix: c.suffix, Query: query, Header: c.r.Header, Body: t.body, Agent: c.caller.Username,
+	})
+	if err != nil {
+		return c.failure(err, tool)
+	}
+	c.intent = id.IntentID
+	if tool.Key.Argument != "" {
+		// Tried before anything is reserved.
+		if _, err := withArgument(t.body, tool.Key.Argument, "-"); err != nil {
+			return c.failure(err, tool)
+		}
+	}
+	engine, err := c.g.o.Engines.Get(tool.Namespace, tool.Store)
+	if err != nil {
+		return c.failure(err, tool)
+	}
+	wanted := guard.Call{
+		Key:       guard.Key{Namespace: tool.Namespace, Tool: tool.Name, Caller: c.caller.Username, IntentID: id.IntentID},
+		CallerUID: c.caller.UID, Scope: id.Scope, Lineage: id.Lineage, Amount: id.Amount,
+		Recipient: id.Recipient, Fingerprint: id.Fingerprint, IdentityHash: id.IdentityHash,
+	}
+	if p := c.equip(tool, &t); p != nil {
+		// Nothing can be sent, so nothing is reserved. What was paid before is told all the same.
+		if a, err := engine.Poll(c.r.Context(), wanted.Key); err == nil && c.owns(a) && a.Verdict == guard.Replay && a.Intent.Fingerprint == id.Fingerprint {
+			return c.tell(a, tool)
+		}
+		return p
+	}
+	a, err := c.admit(engine, wanted, tool)
+	if errors.Is(err, errGone) {
+		c.cause = err
+		return nil
+	}
+	if err != nil {
+		return c.failure(err, tool)
+	}
+	if a.Verdict != guard.Allow || a.Ticket == nil {
+		return c.tell(a, tool)
+	}
+	return c.spend(engine, tool, t, a.Ticket)
+}
+
+// equip adds the credential and checks the consent: what can be known to be missing before anything is reserved.
+func (c *call) equip(tool *policy.Tool, t *target) *problem {
+	if ns := c.g.o.Addresses.serviceNamespace(tool.Upstream.URL.Hostname()); ns != "" && ns != tool.Namespace {
+		allowed, err := false, error(nil)
+		if c.g.o.Consent != nil {
+			allowed, err = c.g.o.Consent.Allows(c.r.Context(), ns, tool.Namespace)
+		}
+		if err != nil || !allowed {
+			c.cause = err
+			p := refusal(http.StatusBadGateway, "upstream-unreachable", "The upstream may not be called", actStop,
+				"Nothing was sent: %s. Its owner must consent first.", (&consentError{ns}).Error()).deny(0)
+			p.Reason = "upstream_not_allowed"
+			return p
+		}
+	}
+	cred := tool.Upstream.Credentials
+	if cred == nil {
+		return nil
+	}
+	value, err := "", errors.New("this gateway reads no Secrets")
+	if c.g.o.Credentials != nil {
+		value, err = c.g.o.Credentials.Get(c.r.Context(), tool.Namespace, cred.SecretName, cred.SecretKey)
+	}
+	// A Secret made from a file often ends with a line break; no header can.
+	value = cred.Prefix + strings.TrimRight(value, "\r\n")
+	if err == nil && (value == cred.Prefix || !httpguts.ValidHeaderFieldValue(value)) {
+		err = errors.New("the value is empty or cannot be a header")
+	}
+	if err != nil {
+		c.cause = err
+		return refusal(http.StatusServiceUnavailable, "credentials-not-available", "The tool's credential is not available", actRetryLater,
+			"The key %q of the Secret %q in the namespace %q cannot be used as the tool's credential. Nothing was sent. The tool's owner must look at it: "+
+				"the Secret must exist, carry the label that allows this use, and be readable for Holdfast.",
+			cred.SecretKey, cred.SecretName, tool.Namespace).deny(10 * time.Second)
+	}
+	t.header.Set(cred.Header, value)
+	return nil
+}
+
+// admit asks the guard, and waits for a call of the same intent that is in flight, if the tool wants it so.
+func (c *call) admit(engine *guard.Engine, wanted guard.Call, tool *policy.Tool) (guard.Answer, error) {
+	gone := c.r.Context().Done()
+	until := time.Now().Add(tool.InFlight.Timeout)
+	wait := waitFirst
+	for {
+		if c.r.Context().Err() != nil {
+			return guard.Answer{}, errGone
+		}
+		// A Reserve that was made must get its ticket back, also if the caller leaves now.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(c.r.Context()), admitTimeout)
+		a, err := engine.Admit(ctx, wanted, tool.Guard)
+		cancel()
+		if err != nil || !inFlight(a) || !tool.InFlight.Wait {
+			return a, err
+		}
+		for {
+			left := time.Until(until)
+			if left <= 0 {
+				return a, nil
+			}
+			timer := time.NewTimer(min(wait, left))
+			select {
+			case <-timer.C:
+			case <-gone:
+				timer.Stop()
+				return guard.Answer{}, errGone
+			case <-c.g.draining:
+				timer.Stop()
+				return a, nil
+			}
+			wait = min(wait*2, waitMost)
+			// Reading is cheaper than asking for a Reserve again and again.
+			now, err := engine.Poll(c.r.Context(), a.Intent.Key)
+			if err != nil && c.r.Context().Err() != nil {
+				return guard.Answer{}, errGone
+			}
+			if err != nil {
+				return now, err
+			}
+			if !inFlight(now) {
+				break
+			}
+		}
+	}
+}
+
+func inFlight(a guard.Answer) bool {
+	return a.Verdict == guard.InFlightNow && a.Reason == guard.ReasonInFlight
+}
+
+// spend uses the ticket: one attempt, its settlement, the answer. From here on the
+// caller's leaving changes nothing.
+func (c *call) spend(engine *guard.Engine, tool *policy.Tool, t target, ticket *guard.Ticket) *problem {
+	ctx := context.WithoutCancel(c.r.Context())
+	x := c.g.try(ctx, tool, t, ticket)
+	if x.answer != nil {
+		defer x.answer.release()
+	}
+	r := result(x, tool.MaxBodyBytes, time.Now())
+	if x.err != nil {
+		c.cause = x.err
+	}
+	a, err := engine.Settle(ctx, ticket, r)
+	c.attempt = ticket.Attempt
+	if err != nil {
+		// It could not be written down. What is certain is told; of all else nothing is known.
+		c.cause = errors.Join(x.err, err)
+		return c.tell(guard.Answer{
+			Verdict: guard.UnknownHold, Reason: guard.OutcomeUnknown, Reasons: []guard.Reason{guard.OutcomeUnknown},
+			Intent: guard.View{Key: ticket.Key, Exists: true},
+		}, tool)
+	}
+	if a.Verdict == guard.Allow && x.answer != nil {
+		c.verdict = guard.Allow
+		c.pass(x.answer, a.RetryAfter)
+		return nil
+	}
+	return c.tell(a, tool)
+}
+
+// try makes the attempt. A panic in it is an outcome like another.
+func (g *Gateway) try(ctx context.Context, tool *policy.Tool, t target, ticket *guard.Ticket) (x exchange) {
+	defer func() {
+		if p := recover(); p != nil {
+			g.o.Log.Error(fmt.Errorf("%w: %v", errPanic, p), "an attempt panicked", "tool", tool.Namespace+"/"+tool.Name,
+				"attempt", ticket.Attempt, "stack", string(debug.Stack()))
+			// How far it came is not known.
+			x = exchange{sent: true, err: errPanic}
+		}
+	}()
+	if tool.Key.Header != "" {
+		t.header.Set(tool.Key.Header, ticket.ProviderKey)
+	}
+	if tool.Key.Argument != "" {
+		body, err := withArgument(t.body, tool.Key.Argument, ticket.ProviderKey)
+		if err != nil {
+			return exchange{err: err}
+		}
+		t.body = body
+	}
+	return g.sender.send(ctx, t, tool.Upstream.Timeout, ticket)
+}
+
+// log writes the one line of a call. Never bodies, headers or secrets.
+func (c *call) log(took time.Duration) {
+	fields := []any{
+		"tool", c.namespace + "/" + c.tool, "caller", c.caller.Username, "intentID", c.intent, "verdict", c.verdict,
+		"reason", c.reason, "attempt", c.attempt, "hold", c.hold, "status", c.status, "poll", c.poll, "took", took.String(),
+	}
+	if c.cause != nil {
+		fields = append(fields, "cause", c.cause.Error())
+	}
+	c.g.o.Log.Info("call", fields...)
+}
+
+// headers sets what every answer carries of the guard's view.
+func (c *call) headers() {
+	h := c.w.Header()
+	if c.verdict == "" {
+		return
+	}
+	h.Set(headerVerdict, string(c.verdict))
+	if c.intent != "" {
+		h.Set(headerIntent, headerText(c.intent))
+		h.Set(headerAttempt, strconv.Itoa(c.attempt))
+	}
+}
+
+// headerText writes an intent ID into a header: as it is, or escaped as in the poll URL where a header could not carry it.
+func headerText(id string) string {
+	for i := range len(id) {
+		if id[i] < ' ' || id[i] > '~' {
+			return url.PathEscape(id)
+		}
+	}
+	return id
+}

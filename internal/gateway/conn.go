@@ -1,0 +1,115 @@
+// This file is about the connection of one mutating attempt. What must hold: no
+// byte reaches the socket unless both clocks are before the send's deadline at
+// the moment of that very write; whether any byte of the request was written is
+// known for certain; and once the deadline is over, or the process is gone, the
+// kernel delivers nothing more.
+
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// errLate is a write that was refused because the send's deadline was over.
+var errLate = errors.New("the time for sending is over")
+
+// deadline is what a guard.Ticket says of time.
+type deadline interface {
+	InTime() bool
+	Left() time.Duration
+}
+
+// fence is a TCP connection that compares the clocks around every write. It lies
+// under TLS, so that it sees what really goes to the socket.
+type fence struct {
+	*net.TCPConn
+	raw syscall.RawConn
+	end deadline
+
+	// requesting is set before the request's first byte is written; from then on
+	// every byte counts as sent. A TLS handshake before it does not.
+	requesting atomic.Bool
+	sent       atomic.Bool
+	late       atomic.Bool
+}
+
+// newFence takes over a connection; it closes it if it cannot.
+func newFence(conn *net.TCPConn, end deadline) (*fence, error) {
+	f := &fence{TCPConn: conn, end: end}
+	var err error
+	if f.raw, err = conn.SyscallConn(); err == nil {
+		// With linger 0 a close drops what the kernel has not delivered. It also
+		// covers the process being killed, so it is set from the beginning.
+		if err = conn.SetLinger(0); err == nil {
+			err = f.bound()
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("prepare the connection: %w", err), conn.Close())
+	}
+	return f, nil
+}
+
+// bound makes the kernel give up by itself when the time left is over: it may be
+// that nobody is there to close the connection, because the process is paused.
+func (f *fence) bound() error {
+	left := max(f.end.Left().Milliseconds(), 1)
+	var err error
+	if ctl := f.raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(left))
+	}); ctl != nil {
+		return ctl
+	}
+	return err
+}
+
+// begin is called once, before the request's first byte.
+func (f *fence) begin() error {
+	f.requesting.Store(true)
+	return f.bound()
+}
+
+// finish lets the kernel close the connection in good order: all that was asked was answered.
+func (f *fence) finish() error { return f.SetLinger(-1) }
+
+// Write gives every piece to the kernel by itself, with a look at the clocks before
+// and after. net.Conn's own Write would wait for room and go on without a look.
+func (f *fence) Write(p []byte) (int, error) {
+	written := 0
+	for written < len(p) {
+		var n int
+		var err error
+		if wait := f.raw.Write(func(fd uintptr) bool {
+			if !f.end.InTime() {
+				n, err = 0, errLate
+				return true
+			}
+			n, err = unix.SendmsgN(int(fd), p[written:], nil, nil, unix.MSG_NOSIGNAL)
+			if n > 0 {
+				if f.requesting.Load() {
+					f.sent.Store(true)
+				}
+				if !f.end.InTime() {
+					f.late.Store(true)
+				}
+			}
+			return !errors.Is(err, unix.EAGAIN)
+		}); wait != nil {
+			return written, wait
+		}
+		if n > 0 {
+			written += n
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return written, &net.OpError{Op: "write", Net: "tcp", Addr: f.RemoteAddr(), Err: err}
+		}
+	}
+	return written, nil
+}

@@ -1,0 +1,150 @@
+// This file reads what an attempt came to. When in doubt it is unknown: only an
+// upstream's clear word, or the certainty that nothing was sent, says more.
+
+package gateway
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"mime"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-dev/holdfast/internal/guard"
+)
+
+// maxRetryAfter bounds what an upstream may ask for.
+const maxRetryAfter = 24 * time.Hour
+
+// outcomeOf reads a final status.
+func outcomeOf(status int) guard.Outcome {
+	switch {
+	case status == http.StatusAccepted:
+		return guard.AttemptPending
+	case status >= 200 && status < 300:
+		return guard.AttemptSucceeded
+	case status == http.StatusTooManyRequests:
+		return guard.AttemptRetryable
+	case status == http.StatusRequestTimeout, status == http.StatusConflict, status == http.StatusTooEarly:
+		return guard.AttemptUnknown
+	case status >= 400 && status < 500:
+		return guard.AttemptFailed
+	default:
+		return guard.AttemptUnknown
+	}
+}
+
+// result turns an exchange into what the guard takes. keep is how much of a body a record keeps.
+func result(x exchange, keep int64, now time.Time) guard.Result {
+	r := guard.Result{LateSend: x.late}
+	if x.answer == nil {
+		r.Outcome = guard.AttemptUnknown
+		if !x.sent {
+			r.Outcome = guard.AttemptRetryable
+		}
+		if x.status != 0 {
+			r.Response = &guard.Response{Status: x.status}
+		}
+		r.Detail = describe(x)
+		return r
+	}
+	a := x.answer
+	r.Outcome = outcomeOf(a.status)
+	r.Detail = "the upstream answered " + strconv.Itoa(a.status)
+	body := a.body
+	if int64(len(body)) > keep {
+		body = body[:keep]
+	}
+	r.Response = &guard.Response{
+		Status: a.status, Header: endToEnd(a.header), Body: body,
+		Size: a.size, Digest: a.digest, Truncated: int64(len(body)) < a.size,
+	}
+	switch r.Outcome {
+	case guard.AttemptSucceeded, guard.AttemptPending:
+		r.ProviderReference = reference(a)
+	case guard.AttemptRetryable:
+		r.RetryAfter = retryAfter(a.header.Get("Retry-After"), now)
+	}
+	if r.Outcome == guard.AttemptUnknown && a.status >= 300 && a.status < 400 {
+		r.Detail += ", a redirect, which is never followed"
+	}
+	return r
+}
+
+// reference is the provider's own name of the payment: the member id of a JSON object,
+// if it is a string of 1 to 128 printable ASCII characters without spaces.
+func reference(a *answer) string {
+	if media, _, err := mime.ParseMediaType(a.header.Get("Content-Type")); err != nil || media != "application/json" && !strings.HasSuffix(media, "+json") {
+		return ""
+	}
+	if a.cut {
+		return ""
+	}
+	members := map[string]json.RawMessage{}
+	var id string
+	if json.Unmarshal(a.body, &members) != nil || json.Unmarshal(members["id"], &id) != nil || len(id) > 128 {
+		return ""
+	}
+	for i := range len(id) {
+		if id[i] <= ' ' || id[i] > '~' {
+			return ""
+		}
+	}
+	return id
+}
+
+// retryAfter reads the header (RFC 9110, section 10.2.3): seconds or a date.
+func retryAfter(value string, now time.Time) time.Duration {
+	value = strings.TrimSpace(value)
+	if seconds, err := strconv.ParseUint(value, 10, 32); err == nil {
+		return min(time.Duration(seconds)*time.Second, maxRetryAfter)
+	}
+	if at, err := http.ParseTime(value); err == nil {
+		return min(max(at.Sub(now), 0), maxRetryAfter)
+	}
+	return 0
+}
+
+// describe says in words why there is no answer. It names no address and quotes nothing.
+func describe(x exchange) string {
+	var (
+		refused *addressError
+		consent *consentError
+		dns     *net.DNSError
+		cert    *tls.CertificateVerificationError
+	)
+	what := "the upstream could not be reached"
+	switch {
+	case errors.As(x.err, &refused):
+		return refused.Error() + "; nothing was sent"
+	case errors.As(x.err, &consent):
+		return consent.Error() + "; nothing was sent"
+	case errors.Is(x.err, errLate):
+		what = "the time for sending was over"
+	case errors.As(x.err, &dns):
+		what = "the upstream's name could not be resolved"
+	case errors.As(x.err, &cert):
+		what = "the upstream's TLS certificate is not trusted"
+	case errors.Is(x.err, context.DeadlineExceeded):
+		what = "the upstream did not answer in time"
+	case errors.Is(x.err, unix.ECONNREFUSED):
+		what = "the upstream refused the connection"
+	case errors.Is(x.err, errPanic):
+		what = "the attempt ended by a mistake in the gateway"
+	case x.status != 0:
+		what = "the upstream's answer, status " + strconv.Itoa(x.status) + ", was cut short"
+	case x.sent:
+		what = "the connection ended without an answer"
+	}
+	if x.sent {
+		return what + "; the request had been sent, at least in part"
+	}
+	return what + "; nothing was sent"
+}

@@ -1,0 +1,261 @@
+// This file is how a call is refused: problem documents (RFC 9457), written so that
+// a model that reads one does the right thing. They speak of the caller's own
+// intents only.
+
+package gateway
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/holdfast-dev/holdfast/internal/guard"
+	"github.com/holdfast-dev/holdfast/internal/intent"
+)
+
+const problemBase = "https://holdfast.dev/problems/"
+
+// What a caller had best do. A closed list, for programs; the detail says it in words.
+const (
+	actAuthenticate = "authenticate"
+	actAskAccess    = "ask_for_access"
+	actFixRequest   = "fix_request"
+	actRetryLater   = "retry_later"
+	actPoll         = "poll"
+	actDoNotPay     = "do_not_pay_again"
+	actEarlierID    = "use_the_earlier_intent_id"
+	actNewIntent    = "use_a_new_intent_id"
+	actStop         = "stop"
+)
+
+// problem is one refusal.
+type problem struct {
+	Type   string `json:"type"`
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+	Detail string `json:"detail"`
+
+	Verdict guard.Verdict `json:"verdict,omitempty"`
+	Reason  string        `json:"reason,omitempty"`
+	Intent  string        `json:"intent_id,omitempty"`
+	Order   *order        `json:"order,omitempty"`
+	// RetryAfter is in whole seconds.
+	RetryAfter      int        `json:"retry_after,omitempty"`
+	Poll            string     `json:"poll,omitempty"`
+	Hold            string     `json:"hold,omitempty"`
+	OwnMatches      []ownMatch `json:"own_matches,omitempty"`
+	SuggestedAction string     `json:"suggested_action"`
+
+	// close ends the connection after the answer.
+	close bool
+}
+
+// order says which purchase it is about.
+type order struct {
+	Scope             []string `json:"scope,omitempty"`
+	ProviderReference string   `json:"provider_reference,omitempty"`
+}
+
+// ownMatch is one of the caller's own intents that stands in the way.
+type ownMatch struct {
+	IntentID string        `json:"intent_id"`
+	Tool     string        `json:"tool"`
+	State    guard.State   `json:"state"`
+	Relation string        `json:"relation,omitempty"`
+	Amount   *intent.Money `json:"amount,omitempty"`
+	At       time.Time     `json:"at"`
+	Poll     string        `json:"poll"`
+}
+
+// refusal makes a problem that is not about a record. kind is the last part of its type.
+func refusal(status int, kind, title, action, format string, args ...any) *problem {
+	return &problem{
+		Type: problemBase + kind, Title: title, Status: status,
+		Reason: strings.ReplaceAll(kind, "-", "_"), SuggestedAction: action, Detail: fmt.Sprintf(format, args...),
+	}
+}
+
+// deny marks a refusal as the verdict DENY, with a time to come back.
+func (p *problem) deny(after time.Duration) *problem {
+	p.Verdict, p.RetryAfter = guard.Deny, seconds(after)
+	return p
+}
+
+// seconds rounds up; no wait that was asked for becomes none.
+func seconds(d time.Duration) int {
+	if d <= 0 {
+		return 0
+	}
+	return max(1, int(math.Ceil(d.Seconds())))
+}
+
+func (p *problem) write(w http.ResponseWriter) {
+	body, err := json.Marshal(p)
+	if err != nil { // only texts, numbers and times of our own making
+		body = []byte(`{"type":"about:blank","title":"internal error","status":503}`)
+	}
+	h := w.Header()
+	h.Set("Content-Type", "application/problem+json")
+	h.Set("Cache-Control", "no-store")
+	if p.RetryAfter > 0 {
+		h.Set("Retry-After", fmt.Sprint(p.RetryAfter))
+	}
+	if p.Status == http.StatusUnauthorized {
+		h.Set("WWW-Authenticate", `Bearer realm="holdfast"`)
+	}
+	if p.close {
+		h.Set("Connection", "close")
+	}
+	w.WriteHeader(p.Status)
+	_, _ = w.Write(body) // the caller may be gone
+}
+
+// fromGuard puts an answer that is not the upstream's into words.
+func fromGuard(a guard.Answer, caller string) *problem {
+	p := &problem{Verdict: a.Verdict, Reason: string(a.Reason), RetryAfter: seconds(a.RetryAfter)}
+	v := a.Intent
+	mine := v.Caller == caller
+	if mine {
+		p.Intent = v.IntentID
+		if v.Exists {
+			p.Poll = pollPath(v.Namespace, v.Tool, v.IntentID)
+			p.Order = &order{Scope: scopeTexts(v.Scope), ProviderReference: v.ProviderReference}
+		}
+	}
+	set := func(status int, kind, title, action, detail string) *problem {
+		p.Status, p.Type, p.Title, p.SuggestedAction, p.Detail = status, problemBase+kind, title, action, detail
+		return p
+	}
+	ask := ""
+	if p.Poll != "" {
+		ask = " Ask what became of it with GET " + p.Poll + "."
+	}
+	switch a.Verdict {
+	case guard.Conflict:
+		if a.Reason == guard.ReasonCaller {
+			p.Poll, p.Order = "", nil
+			return set(http.StatusUnprocessableEntity, "conflict", "The intent ID is taken", actNewIntent,
+				"Nothing was sent. This intent ID was used by an earlier ServiceAccount of the same name. Use another intent ID.")
+		}
+		return set(http.StatusUnprocessableEntity, "conflict", "The intent ID belongs to another request", actFixRequest,
+			"Nothing was sent. This intent ID was used before for a request with other arguments. If this is a retry, send exactly what was sent first. "+
+				"If it is another purchase, use a new intent ID."+ask)
+	case guard.InFlightNow:
+		if a.Reason == guard.ReasonBackoff {
+			return set(http.StatusConflict, "in-flight", "The next attempt must wait", actRetryLater, fmt.Sprintf(
+				"The last attempt moved nothing. Send the same request with the same intent ID again after %d seconds; do not use a new intent ID.", max(p.RetryAfter, 1)))
+		}
+		return set(http.StatusConflict, "in-flight", "The payment is in progress", actPoll,
+			"This payment is being made right now by an earlier call. Do not pay it in another way and do not use a new intent ID: "+
+				"wait, then send the same request again to get its answer."+ask)
+	case guard.UnknownHold:
+		p.Hold, p.OwnMatches, p.RetryAfter = a.Hold, ownMatches(a, caller), 0
+		return set(http.StatusConflict, "unknown-hold", "A person must decide", holdAction(a, p), holdDetail(a, p, ask))
+	case guard.Deny:
+		switch a.Reason {
+		case guard.ReasonRejected:
+			return set(http.StatusForbidden, "rejected", "The payment was rejected", actStop,
+				"A person has rejected this payment. Do not send it again, also not under another intent ID."+ask)
+		case guard.ReasonMarkedFailed:
+			return set(http.StatusForbidden, "marked-failed", "The payment was marked as failed", actNewIntent,
+				"A person has confirmed that nothing was paid, and closed this intent. If the payment is still wanted, make it as a new one, with a new intent ID."+ask)
+		case guard.ReasonTooManyHolds:
+			p.OwnMatches = ownMatches(a, caller)
+			return set(http.StatusTooManyRequests, "too-many-holds", "Too many payments wait for a person", actRetryLater,
+				"Nothing was sent. This payment overlaps with others and would have to wait for a person, but too many already do. Come back after some of them were decided.")
+		case guard.ReasonUnreachable:
+			return set(http.StatusBadGateway, "upstream-unreachable", "The upstream could not be reached", actRetryLater,
+				"Nothing was paid: "+lastDetail(v)+". Send the same request with the same intent ID again later.")
+		}
+	case guard.Replay:
+		return set(http.StatusBadGateway, "upstream-unreachable", "The upstream could not be reached", actNewIntent,
+			"Nothing was paid: "+lastDetail(v)+". All attempts of this intent are used up. If the payment is still wanted, use a new intent ID."+ask)
+	}
+	return set(http.StatusForbidden, "denied", "The call is denied", actStop, "Nothing was sent.")
+}
+
+func lastDetail(v guard.View) string {
+	if n := len(v.Attempts); n > 0 && v.Attempts[n-1].Detail != "" {
+		return v.Attempts[n-1].Detail
+	}
+	return "nothing could be sent"
+}
+
+func holdAction(a guard.Answer, p *problem) string {
+	switch {
+	case a.Reason == guard.OutcomeUnknown:
+		return actDoNotPay
+	case len(p.OwnMatches) > 0:
+		return actEarlierID
+	default:
+		return actPoll
+	}
+}
+
+// holdDetail tells a model what the hold means for it.
+func holdDetail(a guard.Answer, p *problem, ask string) string {
+	hold := " A person decides"
+	if a.Hold != "" {
+		hold += " in the PaymentHold " + a.Hold
+	}
+	hold += ". "
+	earlier := ""
+	if len(p.OwnMatches) > 0 {
+		earlier = "If this is the same purchase as one in own_matches, come back under that intent ID to get its answer. "
+	}
+	var why string
+	switch a.Reason {
+	case guard.OutcomeUnknown:
+		return "The payment may have happened: it was sent, and nobody knows how it ended. Do not pay it again, not under another intent ID and not in another way, " +
+			"and do not report it as failed." + hold + "Until then the same request gets this answer." + ask
+	case guard.ExactMatch:
+		why = "The very same payment was made before under another intent ID."
+	case guard.KeyExpired:
+		why = "This intent ID was settled so long ago that its answer is no longer kept."
+	case guard.IdentityChanged:
+		why = "A payment with the same recipient and amount was made before this tool's identity rules changed, and nobody can tell whether it is the same one."
+	case guard.LineageOverlap:
+		why = "The same step of the same session has paid already, or may have."
+	default:
+		why = "What it is for has been paid already, or may have been."
+	}
+	if n := a.MatchCount; n > 0 {
+		why += fmt.Sprintf(" It overlaps with %d other payment(s) of the same budget (%s).", n, reasonTexts(a.Reasons))
+	}
+	return why + " This payment was not sent. Do not repeat it under new intent IDs. " + earlier +
+		"If it is for something else, name it by a narrower scope that was not paid yet." + hold +
+		"After a release, the same request with the same intent ID is sent once." + ask
+}
+
+func reasonTexts(reasons []guard.Reason) string {
+	out := make([]string, len(reasons))
+	for i, r := range reasons {
+		out[i] = string(r)
+	}
+	return strings.Join(out, ", ")
+}
+
+// ownMatches are those of the matches that are this caller's.
+func ownMatches(a guard.Answer, caller string) []ownMatch {
+	var out []ownMatch
+	for _, m := range a.Matches {
+		if m.Caller == caller {
+			out = append(out, ownMatch{
+				IntentID: m.IntentID, Tool: m.Tool, State: m.State, Relation: m.Relation, Amount: m.Amount, At: m.At,
+				Poll: pollPath(a.Intent.Namespace, m.Tool, m.IntentID),
+			})
+		}
+	}
+	return out
+}
+
+func scopeTexts(s intent.Scope) []string {
+	out := make([]string, len(s))
+	for i, p := range s {
+		out[i] = string(p)
+	}
+	return out
+}

@@ -1,0 +1,216 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/holdfast-dev/holdfast/internal/guard"
+	"github.com/holdfast-dev/holdfast/internal/intent"
+)
+
+func TestOutcomes(t *testing.T) {
+	for status, want := range map[int]guard.Outcome{
+		200: guard.AttemptSucceeded, 201: guard.AttemptSucceeded, 204: guard.AttemptSucceeded, 299: guard.AttemptSucceeded,
+		202: guard.AttemptPending,
+		301: guard.AttemptUnknown, 302: guard.AttemptUnknown, 304: guard.AttemptUnknown, 307: guard.AttemptUnknown,
+		400: guard.AttemptFailed, 401: guard.AttemptFailed, 402: guard.AttemptFailed, 404: guard.AttemptFailed, 422: guard.AttemptFailed,
+		408: guard.AttemptUnknown, 409: guard.AttemptUnknown, 425: guard.AttemptUnknown,
+		429: guard.AttemptRetryable,
+		500: guard.AttemptUnknown, 502: guard.AttemptUnknown, 503: guard.AttemptUnknown, 504: guard.AttemptUnknown, 999: guard.AttemptUnknown,
+	} {
+		if got := outcomeOf(status); got != want {
+			t.Errorf("%d is %s, want %s", status, got, want)
+		}
+	}
+}
+
+func TestResultWithoutAnAnswer(t *testing.T) {
+	now := time.Now()
+	for _, tc := range []struct {
+		name string
+		x    exchange
+		want guard.Outcome
+	}{
+		{"nothing sent", exchange{err: errors.New("x")}, guard.AttemptRetryable},
+		{"late, nothing sent", exchange{err: errLate}, guard.AttemptRetryable},
+		{"timeout before the first byte", exchange{err: context.DeadlineExceeded}, guard.AttemptRetryable},
+		{"a byte sent", exchange{sent: true, err: errors.New("x")}, guard.AttemptUnknown},
+		{"a success that was cut", exchange{sent: true, status: 200, err: io.ErrUnexpectedEOF}, guard.AttemptUnknown},
+		{"a failure that was cut", exchange{sent: true, status: 402, err: io.ErrUnexpectedEOF}, guard.AttemptUnknown},
+	} {
+		if got := result(tc.x, 10, now); got.Outcome != tc.want || got.Detail == "" {
+			t.Errorf("%s: %+v, want %s", tc.name, got, tc.want)
+		}
+	}
+}
+
+func TestResultKeepsTheStart(t *testing.T) {
+	a := &answer{status: 200, header: http.Header{"Content-Type": {"application/json"}}, body: []byte(`{"id":"ch_1"}`), size: 13, digest: "sha256:x"}
+	if got := result(exchange{sent: true, answer: a}, 13, time.Now()); got.Response.Truncated || got.ProviderReference != "ch_1" {
+		t.Errorf("whole: %+v %+v", got, got.Response)
+	}
+	if got := result(exchange{sent: true, answer: a}, 5, time.Now()); !got.Response.Truncated || string(got.Response.Body) != `{"id"` || got.Response.Size != 13 {
+		t.Errorf("start: %+v", got.Response)
+	}
+}
+
+func TestReference(t *testing.T) {
+	for body, want := range map[string]string{
+		`{"id":"ch_1"}`: "ch_1", `{"id":7}`: "", `{"id":""}`: "", `{"id":"a b"}`: "", `[1]`: "", `{}`: "", `x`: "", `{"id":"é"}`: "",
+	} {
+		a := &answer{header: http.Header{"Content-Type": {"application/json; charset=utf-8"}}, body: []byte(body)}
+		if got := reference(a); got != want {
+			t.Errorf("%s gives %q, want %q", body, got, want)
+		}
+		a.header.Set("Content-Type", "text/plain")
+		if got := reference(a); got != "" {
+			t.Errorf("text gives %q", got)
+		}
+	}
+}
+
+func TestRetryAfter(t *testing.T) {
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for value, want := range map[string]time.Duration{
+		"": 0, "7": 7 * time.Second, "-1": 0, "soon": 0, "1.5": 0, "99999999": maxRetryAfter,
+		now.Add(time.Minute).Format(http.TimeFormat): time.Minute, now.Add(-time.Minute).Format(http.TimeFormat): 0,
+	} {
+		if got := retryAfter(value, now); got != want {
+			t.Errorf("%q is %s, want %s", value, got, want)
+		}
+	}
+	for d, want := range map[time.Duration]int{0: 0, -1: 0, 1: 1, time.Second: 1, 1001 * time.Millisecond: 2} {
+		if got := seconds(d); got != want {
+			t.Errorf("%s is %d seconds, want %d", d, got, want)
+		}
+	}
+}
+
+func TestWithArgument(t *testing.T) {
+	for _, tc := range []struct{ body, pointer, want string }{
+		{`{"a":1.10}`, "/key", `{"a":1.10,"key":"K"}`},
+		{`{"key":"mine","n":9007199254740993}`, "/key", `{"key":"K","n":9007199254740993}`},
+		{` { "a" : "<é\u00e9>" } `, "/meta/key", `{"a":"<é\u00e9>","meta":{"key":"K"}}`},
+		{`{"meta":{"x":1e400}}`, "/meta/key", `{"meta":{"key":"K","x":1e400}}`},
+		{`{}`, "/a~1b/c~0d", `{"a/b":{"c~d":"K"}}`},
+	} {
+		got, err := withArgument([]byte(tc.body), tc.pointer, "K")
+		if err != nil || string(got) != tc.want {
+			t.Errorf("%s at %s: %s, %v; want %s", tc.body, tc.pointer, got, err, tc.want)
+		}
+	}
+	for _, bad := range []string{``, `[]`, `"x"`, `null`, `{"meta":1}`, `{"meta":[]}`, `{"meta":null}`, `{"a":1,"a":2}`, `{"a":1}x`, "{\"a\":\"\xff\"}"} {
+		var invalid *intent.InvalidError
+		if got, err := withArgument([]byte(bad), "/meta/key", "K"); !errors.As(err, &invalid) {
+			t.Errorf("%s: %s, %v; want it refused", bad, got, err)
+		}
+	}
+}
+
+func TestHeaders(t *testing.T) {
+	call := http.Header{
+		"Authorization": {"x"}, "Cookie": {"x"}, "Idempotency-Key": {"x"}, "Accept": {"a", "b"}, "X-Hop": {"x"}, "Connection": {"close, X-Hop"},
+		"Holdfast-Session": {"x"}, "X-Other": {"x"}, "Te": {"trailers"},
+	}
+	got := forwarded(call, []string{"authorization", "cookie", "idempotency-key", "accept", "x-hop", "connection", "holdfast-session", "te", "absent"})
+	if len(got) != 1 || !slices.Equal(got["Accept"], []string{"a", "b"}) {
+		t.Errorf("forwarded %v", got)
+	}
+	back := endToEnd(http.Header{
+		"Content-Length": {"3"}, "Transfer-Encoding": {"chunked"}, "Set-Cookie": {"x"}, "Holdfast-Verdict": {"ALLOW"}, "holdfast-Intent": {"x"},
+		"Idempotent-Replayed": {"true"}, "Connection": {"x-hop"}, "X-Hop": {"x"}, "Keep-Alive": {"x"}, "Content-Type": {"text/plain"}, "X-Bad": {"a\r\nb"}, "Etag": {"1"},
+	})
+	if len(back) != 2 || back.Get("Content-Type") != "text/plain" || back.Get("Etag") != "1" {
+		t.Errorf("end to end %v", back)
+	}
+}
+
+func TestRoutes(t *testing.T) {
+	for path, want := range map[string]route{
+		"/v1/namespaces/n/tools/t":                  {namespace: "n", tool: "t"},
+		"/v1/namespaces/n/tools/t/a/b":              {namespace: "n", tool: "t", suffix: "/a/b"},
+		"/v1/namespaces/n/tools/t/":                 {namespace: "n", tool: "t", suffix: "/"},
+		"/v1/namespaces/n/tools/t/intentsx":         {namespace: "n", tool: "t", suffix: "/intentsx"},
+		"/v1/namespaces/n/tools/t/intents/k":        {namespace: "n", tool: "t", poll: true, intentID: "k"},
+		"/v1/namespaces/n/tools/t/intents/s%2F1":    {namespace: "n", tool: "t", poll: true, intentID: "s/1"},
+		"/v1/namespaces/n/tools/t/intents/s/1":      {namespace: "n", tool: "t", poll: true, intentID: "s/1"},
+		"/v1/namespaces/n/tools/t/intents/%22k%22":  {namespace: "n", tool: "t", poll: true, intentID: "k"},
+		"/v1/namespaces/n/tools/t/intents/a%20%25b": {namespace: "n", tool: "t", poll: true, intentID: "a %b"},
+	} {
+		if got, ok, err := parseRoute(path); !ok || err != nil || got != want {
+			t.Errorf("%s: %+v, %t, %v", path, got, ok, err)
+		}
+	}
+	for _, path := range []string{"/", "*", "", "/v1/namespaces//tools/t", "/v1/namespaces/n/tools/", "/v1/namespaces/N/tools/t", "/v1/namespaces/n/m/tools/t",
+		"/v1/namespaces/n/tools/..", "/v1/namespaces/n%2F/tools/t", "/v2/namespaces/n/tools/t", "/v1/namespaces/n/tools/T"} {
+		if got, ok, _ := parseRoute(path); ok {
+			t.Errorf("%s: %+v", path, got)
+		}
+	}
+	for _, path := range []string{"/v1/namespaces/n/tools/t/intents", "/v1/namespaces/n/tools/t/intents/", "/v1/namespaces/n/tools/t/intents/%zz", "/v1/namespaces/n/tools/t/intents/a%00"} {
+		if _, ok, err := parseRoute(path); !ok || err == nil {
+			t.Errorf("%s: %t, %v", path, ok, err)
+		}
+	}
+	// What the gateway writes, it reads.
+	for _, id := range []string{"k", "s/1", "a b", "50%", "é", "?x#y", "a;b", "..", "a+b"} {
+		if got, ok, err := parseRoute(pollPath("n", "t", id)); !ok || err != nil || got.intentID != id {
+			t.Errorf("%q comes back as %+v, %t, %v", id, got, ok, err)
+		}
+	}
+}
+
+func TestUpstreamURL(t *testing.T) {
+	for _, tc := range []struct{ base, suffix, query, want string }{
+		{"http://h/a", "", "", "http://h/a"},
+		{"http://h", "/x", "", "http://h/x"},
+		{"http://h/a/", "/x", "b=2&a=1", "http://h/a/x?a=1&b=2"},
+		{"http://h/a%2Fb", "/x", "", "http://h/a%2Fb/x"},
+		{"http://h/a?mode=test", "", "q=%26", "http://h/a?mode=test&q=%26"},
+	} {
+		base, err := url.Parse(tc.base)
+		if err != nil {
+			t.Fatal(err)
+		}
+		query, err := url.ParseQuery(tc.query)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := upstreamURL(base, tc.suffix, query)
+		if err != nil || got.String() != tc.want {
+			t.Errorf("%+v: %v, %v", tc, got, err)
+		}
+	}
+	base, err := url.Parse("http://h/a?mode=test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := upstreamURL(base, "", url.Values{"mode": {"live"}}); err == nil {
+		t.Errorf("the tool's own parameter was given again: %s", got)
+	}
+}
+
+func TestMayCache(t *testing.T) {
+	for name, tc := range map[string]struct {
+		status int
+		header http.Header
+		want   bool
+	}{
+		"plain":        {200, http.Header{}, true},
+		"not found":    {404, http.Header{}, false},
+		"no-store":     {200, http.Header{"Cache-Control": {"private, No-Store"}}, false},
+		"cookie":       {200, http.Header{"Set-Cookie": {"x"}}, false},
+		"vary":         {200, http.Header{"Vary": {"*"}}, false},
+		"event stream": {200, http.Header{"Content-Type": {"text/event-stream"}}, false},
+	} {
+		if got := mayCache(&http.Response{StatusCode: tc.status, Header: tc.header}); got != tc.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
