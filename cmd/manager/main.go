@@ -111,7 +111,7 @@ func main() {
 	flag.Parse()
 	ctrl.SetLogger(zap.New(zap.UseFlagOptions(&f.log)))
 	if err := run(ctrl.SetupSignalHandler(), f); err != nil {
-		ctrl.Log.WithName("manager").Error(err, "the process ends")
+		fmt.Fprintln(os.Stderr, "manager:", err)
 		os.Exit(1)
 	}
 }

@@ -279,7 +279,8 @@ func TestMemoryLost(t *testing.T) {
 	w.ready()
 	name := w.held(p)
 	w.shown(name, v1alpha1.HoldHeld)
-	open := w.holdOf(p, "third", "9", "12")
+	w.pay(p, "refund", "other", "5", "10", guard.AttemptSucceeded)
+	open := w.holdOf(p, "another", "5", "12")
 	w.shown(open, v1alpha1.HoldHeld)
 	epoch, domain := w.memory()[w.key(epochOf, "payments")], w.memory()[w.key(keyDomainOf, "payments")]
 	file := filepath.Join(dir, w.ns+"_payments.db")
@@ -327,7 +328,7 @@ func TestMemoryLost(t *testing.T) {
 	w.create(w.store("payments"))
 	p = start(t, dir)
 	message = w.condition(&v1alpha1.IdempotencyStore{}, "payments", v1alpha1.ConditionEpochAccepted, metav1.ConditionFalse, reasonMemoryLost)
-	contains(t, message, name, epoch)
+	contains(t, message, "PaymentHold refund-", epoch)
 	p.stop()
 
 	t.Log("the file is back: it is adopted")
@@ -344,6 +345,7 @@ func TestMemoryLost(t *testing.T) {
 	w.create(w.store("copy"))
 	message = w.condition(&v1alpha1.IdempotencyStore{}, "copy", v1alpha1.ConditionEpochAccepted, metav1.ConditionFalse, reasonMemoryLost)
 	contains(t, message, w.ns+"/payments")
+	must(t, admin.Delete(w.ctx, w.store("copy")))
 
 	t.Log("the file is taken away under the running process")
 	must(t, os.Rename(file, file+".away"))

@@ -375,3 +375,34 @@ func TestGate(t *testing.T) {
 	// What the object says is taken once the fence stands again: its own author is gone, the fence is about the present.
 	w.shown(name, v1alpha1.HoldResolved)
 }
+
+// R22: a late success of what a person rejected is a refund owed, and is told.
+func TestRefundOwedIsTold(t *testing.T) {
+	w := newWorld(t)
+	p := start(t, t.TempDir())
+	w.ready()
+	ticket := w.call(p, "refund", "first", "9", "10").Ticket
+	e, err := p.op.Engines.Get(w.ns, "payments")
+	must(t, err)
+	_, err = e.Settle(w.ctx, ticket, guard.Result{Outcome: guard.AttemptUnknown})
+	must(t, err)
+	name := w.poll(p, "refund", "first").Hold.Name
+	w.shown(name, v1alpha1.HoldHeld)
+	must(t, w.resolve(name, v1alpha1.HoldResolution{Decision: v1alpha1.DecisionReject}))
+	w.shown(name, v1alpha1.HoldResolved)
+	_, err = e.Settle(w.ctx, ticket, guard.Result{Outcome: guard.AttemptSucceeded, Response: &guard.Response{Status: 200}})
+	must(t, err)
+	eventually(t, func() error {
+		var list eventsv1.EventList
+		if err := admin.List(w.ctx, &list, client.InNamespace(w.ns)); err != nil {
+			return err
+		}
+		for _, e := range list.Items {
+			if e.Reason == reasonRefundOwed && e.Regarding.Name == name && e.Type == "Warning" {
+				return nil
+			}
+		}
+		return fmt.Errorf("no event tells that a refund is owed among %d", len(list.Items))
+	})
+	w.shown(name, v1alpha1.HoldResolved)
+}

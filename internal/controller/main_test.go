@@ -115,7 +115,16 @@ func run(m *testing.M) (code int, err error) {
 	if err := poll(patience, func() error { return gate.check(ctx, metav1.NamespaceDefault) }); err != nil {
 		return 0, err
 	}
-	return m.Run(), nil
+	// The policy that stamps knows the kind some time later still.
+	hold := probeHold(metav1.NamespaceDefault)
+	if err := as(operatorUser).Create(ctx, hold); err != nil {
+		return 0, err
+	}
+	reject := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"resolution":{"decision":"Reject","reason":"probe"}}}`))
+	if err := poll(patience, func() error { return admin.Patch(ctx, hold.DeepCopy(), reject, client.DryRunAll) }); err != nil {
+		return 0, fmt.Errorf("wait for resolutions to be stamped: %w", err)
+	}
+	return m.Run(), admin.Delete(ctx, hold)
 }
 
 func configOf(user string) *rest.Config {

@@ -21,9 +21,11 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
@@ -75,8 +77,18 @@ type HoldReconciler struct {
 func (r *HoldReconciler) SetupWithManager(mgr ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(mgr).
 		For(&v1alpha1.PaymentHold{}).
+		Watches(&v1alpha1.IdempotencyStore{}, handler.EnqueueRequestsFromMapFunc(r.ofStore), builder.WithPredicates(conditionsChanged())).
 		WatchesRawSource(source.Channel(r.Look, &handler.EnqueueRequestForObject{})).
 		Complete(r)
+}
+
+// ofStore are the holds of the store's namespace that are not over: whether it is
+// served, and under which epoch, is news to them.
+func (r *HoldReconciler) ofStore(ctx context.Context, obj client.Object) []reconcile.Request {
+	return requests(ctx, r.Client, &v1alpha1.PaymentHoldList{}, obj.GetNamespace(), func(o client.Object) bool {
+		h, ok := o.(*v1alpha1.PaymentHold)
+		return ok && h.Status.State != v1alpha1.HoldResolved && h.Status.State != v1alpha1.HoldVoid
+	})
 }
 
 // finding is what is known of a hold at one visit.
