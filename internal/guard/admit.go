@@ -75,7 +75,7 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 			return Answer{}, err
 		}
 		w.Key = key
-		req := store.Reserve{Write: w, Probes: e.mutatedProbes(probes, from), PassedOver: e.mutatedPassed(next)}
+		req := store.Reserve{Write: w, Probes: e.mutatedProbes(probes, from), PassedOver: next.passedOver()}
 		res, err := e.repeat(ctx, start.after(e.o.Repeat), func() (store.Result, error) { return e.st.Reserve(ctx, req) })
 		if err != nil {
 			if errors.Is(err, store.ErrUnavailable) {

@@ -27,6 +27,9 @@ const (
 	staleAfter = 5 * time.Second
 )
 
+// longAgo bounds a list that is asked for the store's time alone.
+var longAgo = time.Date(1972, 1, 1, 0, 0, 0, 0, time.UTC)
+
 // Change is a step that was made durable.
 type Change struct {
 	Intent   View
@@ -157,7 +160,7 @@ func (e *Engine) now(ctx context.Context) (time.Time, error) {
 	e.mu.Unlock()
 	boot := e.o.Clock.Now().Boot
 	if t.IsZero() || boot-at > staleAfter {
-		page, err := e.st.List(ctx, store.List{What: store.ListDue, Before: time.Unix(0, 0), Limit: 1})
+		page, err := e.st.List(ctx, store.List{What: store.ListDue, Before: longAgo, Limit: 1})
 		if err != nil {
 			return time.Time{}, err
 		}

@@ -30,29 +30,22 @@ const (
 	rejectedIsFree   mutation = "a rejected unknown outcome stands in nobody's way"
 )
 
-// everything is a watermark that the mutated engine uses to pass over all marks.
-const everything store.Watermark = "18446744073709551615"
+// atRest is what a mutated engine freezes for a hold that was never refused anything.
+const atRest store.Watermark = "at rest"
 
 func (e *Engine) mutatedProbes(probes []store.Probe, from *record) []store.Probe {
-	if e.o.mutation == noLaterProbes && from != nil {
+	released := from != nil && len(from.Passed) > 0
+	switch {
+	case e.o.mutation == noLaterProbes && from != nil,
+		(e.o.mutation == coversEverything || e.o.mutation == everyHoldFreezes) && released:
 		return nil
 	}
 	return probes
 }
 
-func (e *Engine) mutatedPassed(r *record) []store.Watermark {
-	if (e.o.mutation == coversEverything || e.o.mutation == everyHoldFreezes) && len(r.Passed) > 0 {
-		return []store.Watermark{everything}
-	}
-	if e.o.mutation == coversEverything && r.Hold > 0 {
-		return []store.Watermark{everything}
-	}
-	return r.passedOver()
-}
-
 func (e *Engine) mutatedFreeze() store.Watermark {
 	if e.o.mutation == everyHoldFreezes {
-		return everything
+		return atRest
 	}
 	return ""
 }

@@ -19,12 +19,12 @@ const keepTrying = time.Hour
 // It does not return before that is durable; once the lease is over the caller is
 // told that the outcome is unknown, and the writing goes on.
 func (e *Engine) Settle(ctx context.Context, t *Ticket, res Result) (Answer, error) {
-	a, err := e.settle(ctx, t, res, t.leaseEnd)
+	a, err := e.settle(ctx, t, t.rec, res, t.leaseEnd)
 	if err != nil && errors.Is(err, store.ErrUnavailable) {
 		e.o.Later(func() {
 			// What is left to do about an error was tried for an hour; the sweep of
 			// another process has put the intent on hold by then.
-			_, _ = e.settle(context.WithoutCancel(ctx), t, res, e.o.Clock.Now().after(keepTrying))
+			_, _ = e.settle(context.WithoutCancel(ctx), t, t.rec, res, e.o.Clock.Now().after(keepTrying))
 		})
 		v := t.rec.view(e.id.Epoch)
 		return Answer{Verdict: UnknownHold, Reason: OutcomeUnknown, Reasons: []Reason{OutcomeUnknown}, Intent: v}, nil
@@ -40,9 +40,8 @@ func (e *Engine) withdraw(t *Ticket) {
 		r, _, err := e.get(ctx, key)
 		if err == nil {
 			if r != nil && r.attemptWith(t.Attempt, t.nonce) != nil {
-				t.rec.version = r.version
 				// If this is lost too, the sweep holds the intent: the safe side.
-				_, _ = e.settle(ctx, t, Result{Outcome: AttemptRetryable, Detail: "the store did not answer in time; nothing was sent"}, t.leaseEnd)
+				_, _ = e.settle(ctx, t, r, Result{Outcome: AttemptRetryable, Detail: "the store did not answer in time; nothing was sent"}, t.leaseEnd)
 			}
 			return
 		}
@@ -53,9 +52,9 @@ func (e *Engine) withdraw(t *Ticket) {
 	}
 }
 
-func (e *Engine) settle(ctx context.Context, t *Ticket, res Result, until Reading) (Answer, error) {
+// settle offers the result to the store, beginning with the record as it was last seen.
+func (e *Engine) settle(ctx context.Context, t *Ticket, cur *record, res Result, until Reading) (Answer, error) {
 	res.Detail = clip(res.Detail)
-	cur := t.rec
 	for range maxTries {
 		now, err := e.now(ctx)
 		for err != nil && errors.Is(err, store.ErrUnavailable) && e.o.Clock.Now().left(until) > 0 {

@@ -572,7 +572,7 @@ func (w *world) deliver(m *message) {
 	m.done = true
 	latest := m.final
 	if w.rule == slowProvider {
-		latest += 20 * time.Second
+		latest += 4 * time.Minute
 	}
 	if w.rule == kernelDelivers || w.rule == pauseBeforeWrite {
 		latest = max(latest, w.t)
@@ -607,7 +607,7 @@ func (w *world) deliver(m *message) {
 	case 7: // accepts, and pays at any time or never
 		m.answer = &Result{Outcome: AttemptPending, Response: &Response{Status: 202}}
 		if w.rng.IntN(2) == 0 {
-			m.commits, m.commitAt = true, w.t+time.Duration(w.rng.Int64N(int64(time.Minute)))
+			m.commits, m.commitAt = true, soonish()
 		}
 	case 8: // says nothing, does nothing
 	}
@@ -712,18 +712,22 @@ func (w *world) await(p *process, t *Ticket, m *message, who string, in *simInte
 		w.tellsSuccess(in, Answer{Verdict: Allow, Response: res.Response, Intent: View{Key: t.Key}}, who)
 		w.giveWay(nil)
 	}
-	w.finish(p, t, res, who, in)
+	if w.finish(p, t, res, who, in) && res.Outcome == AttemptPending && m.commits {
+		// What is known to be accepted may take longer than settleAfter.
+		m.commitAt = w.t + time.Duration(w.rng.Int64N(int64(3*time.Minute)))
+	}
 }
 
-func (w *world) finish(p *process, t *Ticket, res Result, who string, in *simIntent) {
+func (w *world) finish(p *process, t *Ticket, res Result, who string, in *simIntent) (written bool) {
 	w.giveWay(nil)
 	a, err := p.engine.Settle(context.Background(), t, res)
 	if err != nil {
 		w.logf("%s: settle %s: %v", who, res.Outcome, err)
-		return
+		return false
 	}
 	w.logf("%s: settles %s: %s %s %s", who, res.Outcome, a.Verdict, a.Reason, a.Hold)
 	w.tellsSuccess(in, a, who)
+	return a.Hold != "" || a.Verdict != UnknownHold
 }
 
 // sync is the controller's look at the holds: objects are made and their state shown.
@@ -1088,8 +1092,13 @@ func (w *world) round(round int) {
 		w.pass(simFinal / 2)
 		sweep()
 		w.drain()
+		w.start(p, "sync", func() { w.sync(p) })
+		if in, o := w.someObject(); o != nil {
+			w.start(p, "person", func() { w.person(p, in, o) })
+		}
+		w.drain()
 	}
-	w.pass(time.Minute) // an accepted payment is paid by now or never
+	w.pass(time.Minute)
 	sweep()
 	w.start(p, "sync", func() { w.sync(p) })
 	w.drain()
@@ -1115,6 +1124,11 @@ func (w *world) finalPerson(p *process, in *simIntent, o *object) {
 		paid := false
 		for _, c := range w.ledger {
 			paid = paid || c.in == in
+		}
+		for _, m := range w.net {
+			if m.in == in && m.commits && w.rule != releasesAccepted {
+				return // the provider says that it is still at work on it
+			}
 		}
 		d := Reject
 		switch {
