@@ -784,7 +784,7 @@ func (w *world) person(p *process, in *simIntent, o *object) {
 	case paid:
 	case early && w.mutation != noWaiting && w.mutation != earlyMarkFailed && w.rule != lookEarly && roll < 96:
 		return // the API server would refuse it
-	case o.unknown && roll%4 == 0:
+	case o.unknown && roll%4 == 0 && !w.working(in):
 		d = MarkFailed
 	case roll < 80:
 		d = Release
@@ -794,6 +794,16 @@ func (w *world) person(p *process, in *simIntent, o *object) {
 	if early && w.rule != lookEarly {
 		w.take(p, o) // it slipped past the API server and is read at once
 	}
+}
+
+// working: the provider says that it has accepted the payment and is still at work on it.
+func (w *world) working(in *simIntent) bool {
+	for _, m := range w.net {
+		if m.in == in && m.commits && m.answer != nil && m.answer.Outcome == AttemptPending {
+			return true
+		}
+	}
+	return false
 }
 
 // take is a controller reading a resolution; it may do so at any time and again.
@@ -1125,10 +1135,8 @@ func (w *world) finalPerson(p *process, in *simIntent, o *object) {
 		for _, c := range w.ledger {
 			paid = paid || c.in == in
 		}
-		for _, m := range w.net {
-			if m.in == in && m.commits && w.rule != releasesAccepted {
-				return // the provider says that it is still at work on it
-			}
+		if w.working(in) && w.rule != releasesAccepted {
+			return
 		}
 		d := Reject
 		switch {
