@@ -12,9 +12,10 @@ import (
 	"github.com/holdfast-dev/holdfast/internal/policy"
 )
 
-// owns says that an answer speaks of an intent of this caller.
+// owns says that an answer speaks of an intent of this caller, and not of an earlier
+// ServiceAccount of the same name.
 func (c *call) owns(a guard.Answer) bool {
-	return a.Intent.Exists && a.Intent.Caller == c.caller.Username
+	return a.Intent.Exists && a.Intent.Caller == c.caller.Username && a.Intent.CallerUID == c.caller.UID
 }
 
 // note takes over what the guard says for headers and log.

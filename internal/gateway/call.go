@@ -73,7 +73,7 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c := &call{g: g, w: w, r: r}
 	started := time.Now()
 	defer func() { c.log(time.Since(started)) }()
-	// The last answer on this connection has left its own.
+	// The last answer on this connection has left its own, and 100 Continue is an answer too.
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Time{}) // not every ResponseWriter has one
 	if p := c.serve(); p != nil {
 		c.refuse(p)
@@ -295,8 +295,7 @@ func (c *call) mutate(tool *policy.Tool, t target, query url.Values) *problem {
 	}
 	a, err := c.admit(engine, wanted, tool)
 	if errors.Is(err, errGone) {
-		c.cause = err
-		return nil
+		c.abandon()
 	}
 	if err != nil {
 		return c.failure(err, tool)
@@ -448,6 +447,13 @@ func (g *Gateway) try(ctx context.Context, tool *policy.Tool, t target, ticket *
 		t.body = body
 	}
 	return g.sender.send(ctx, t, tool.Upstream.Timeout, ticket)
+}
+
+// abandon ends a call whose caller has left. To return without an answer would say
+// 200 to whoever is there after all.
+func (c *call) abandon() {
+	c.cause = errGone
+	panic(http.ErrAbortHandler)
 }
 
 // log writes the one line of a call. Never bodies, headers or secrets.

@@ -118,6 +118,7 @@ func TestA10CallerLeavesInTheMiddle(t *testing.T) {
 	if got := <-left; !errors.Is(got.err, context.Canceled) {
 		t.Fatalf("the caller that left got %+v", got)
 	}
+	eventually(t, "the gateway knows that the caller has left", r.people.gone)
 	// The retry arrives while the first call is still at the provider.
 	retry := make(chan reply, 1)
 	go func() { retry <- r.do(ask{id: "k1", body: refundOf("9", "1")}) }()
@@ -140,6 +141,7 @@ func TestA11ClientRetriesByItself(t *testing.T) {
 	eventually(t, "the payment is under way", func() bool { return len(r.p.Held()) == 1 })
 	end()
 	wg.Wait()
+	eventually(t, "the gateway knows that the callers have left", r.people.gone)
 	r.p.Release(nil)
 	r.pay(ask{id: "k1", body: refundOf("9", "1")}, 201, guard.Replay)
 	r.paid(1, 1)
@@ -446,6 +448,41 @@ func TestInFlightWaitEnds(t *testing.T) {
 	r.paid(1, 1)
 }
 
+// A call may wait for longer than it may take to send its body.
+func TestWaitingOutlivesTheBodysDeadline(t *testing.T) {
+	r := setUp(t, func(o *Options) { o.BodyTimeout = 100 * time.Millisecond })
+	first := make(chan reply, 1)
+	go func() { first <- r.do(ask{id: "k1", body: refundOf("9", "1"), fault: "delay:400ms"}) }()
+	eventually(t, "the payment is under way", func() bool { return len(r.p.Received()) == 1 })
+	if got := r.do(ask{id: "k1", body: refundOf("9", "1")}); got.err != nil || got.status != 201 || got.verdict() != string(guard.Replay) {
+		t.Errorf("the waiting call got %+v", got)
+	}
+	if got := <-first; got.status != 201 {
+		t.Errorf("the first got %+v", got)
+	}
+	r.paid(1, 1)
+}
+
+func TestInformationalAnswersAreNotTheAnswer(t *testing.T) {
+	r := setUp(t)
+	r.upstream, _ = raw(t, "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\n{}")
+	r.tool("charge", "/", nil)
+	if got := r.pay(ask{id: "k1", body: refundOf("9", "1")}, 201, guard.Allow); got.body != "{}" || got.header.Get("Link") != "" {
+		t.Errorf("answer %+v", got)
+	}
+}
+
+// The time to take an answer is each answer's own.
+func TestConnectionOutlivesItsAnswersDeadline(t *testing.T) {
+	r := setUp(t, func(o *Options) { o.AnswerTimeout = 100 * time.Millisecond })
+	client := &http.Client{Transport: &http.Transport{ExpectContinueTimeout: 10 * time.Second}}
+	r.pay(ask{client: client, id: "k1", body: refundOf("9", "1")}, 201, guard.Allow)
+	answered := time.Now()
+	eventually(t, "the first answer's deadline is over", func() bool { return time.Since(answered) > 200*time.Millisecond })
+	r.pay(ask{client: client, id: "k1", body: refundOf("9", "1"), header: map[string]string{"Expect": "100-continue"}}, 201, guard.Replay)
+	r.paid(1, 1)
+}
+
 func TestPoll(t *testing.T) {
 	r := setUp(t)
 	if got, _ := r.poll("charge", "k1", "agent", ""); got.status != 404 || got.problem(t).Reason != "no_such_intent" {
@@ -475,6 +512,15 @@ func TestPoll(t *testing.T) {
 	if got, _ := r.poll("refund", "k1", "agent", ""); got.status != 404 {
 		t.Errorf("another tool's poll: %d %s", got.status, got.body)
 	}
+	// Nor does a ServiceAccount that was made anew see what its namesake did.
+	r.people.uid = "another"
+	if got, _ := r.poll("charge", "k1", "agent", ""); got.status != 404 {
+		t.Errorf("a namesake's poll: %d %s", got.status, got.body)
+	}
+	if p := r.pay(ask{id: "k1", body: refundOf("9", "49.99")}, 422, guard.Conflict).problem(t); p.Reason != "caller" || p.Order != nil || p.Poll != "" {
+		t.Errorf("a namesake's call: %+v", p)
+	}
+	r.people.uid = ""
 	for _, bad := range []string{"?wait=soon", "?wait=-1s", "?until=30s"} {
 		if got, _ := r.poll("charge", "k1", "agent", bad); got.status != 400 {
 			t.Errorf("%s: %d", bad, got.status)

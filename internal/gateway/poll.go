@@ -79,8 +79,7 @@ func (c *call) answerPoll(tool *policy.Tool) *problem {
 	for again := false; ; again = true {
 		a, err := engine.Poll(c.r.Context(), key)
 		if err != nil && c.r.Context().Err() != nil {
-			c.cause = errGone
-			return nil
+			c.abandon()
 		}
 		if err != nil {
 			return c.failure(err, tool)
@@ -105,8 +104,7 @@ func (c *call) answerPoll(tool *policy.Tool) *problem {
 			return c.show(a)
 		case <-c.r.Context().Done():
 			timer.Stop()
-			c.cause = errGone
-			return nil
+			c.abandon()
 		}
 		pause = min(pause*2, waitMost)
 	}

@@ -69,14 +69,30 @@ func (c *clock) jump(boot, wall time.Duration) {
 type people struct {
 	mu        sync.Mutex
 	forbidden map[string]bool
+	uid       string          // instead of the name's own
+	last      context.Context // of the last call
 }
 
-func (p *people) Authenticate(_ context.Context, h http.Header) (access.Caller, error) {
+func (p *people) Authenticate(ctx context.Context, h http.Header) (access.Caller, error) {
 	name, ok := strings.CutPrefix(h.Get("Authorization"), "Bearer ")
 	if !ok {
 		return access.Caller{}, fmt.Errorf("%w: no token", access.ErrUnauthenticated)
 	}
-	return access.Caller{Username: "system:serviceaccount:" + namespace + ":" + name, UID: name + "-uid"}, nil
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.last = ctx
+	uid := p.uid
+	if uid == "" {
+		uid = name + "-uid"
+	}
+	return access.Caller{Username: "system:serviceaccount:" + namespace + ":" + name, UID: uid}, nil
+}
+
+// gone says that the gateway knows that the last caller has left.
+func (p *people) gone() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.last.Err() != nil
 }
 
 func (p *people) Authorize(_ context.Context, c access.Caller, namespace, tool string) error {

@@ -236,10 +236,6 @@ func TestSlowLoris(t *testing.T) {
 		})
 	}
 	r.paid(0, 0)
-	// A connection that lives on is not hurt by the deadlines of its earlier calls.
-	client := &http.Client{Transport: &http.Transport{}}
-	r.pay(ask{client: client, id: "k1", body: refundOf("9", "1"), fault: "delay:600ms"}, 201, guard.Allow)
-	r.pay(ask{client: client, id: "k1", body: refundOf("9", "1")}, 201, guard.Replay)
 }
 
 func TestUpstreamAddresses(t *testing.T) {

@@ -233,6 +233,8 @@ type Resolution struct {
 // View is what may be shown of a record.
 type View struct {
 	Key
+	// CallerUID tells whether a caller that asks is the one that it was.
+	CallerUID         string
 	Exists            bool
 	State             State
 	Scope             intent.Scope
