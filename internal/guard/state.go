@@ -73,13 +73,13 @@ var life = []step{
 	{Retryable, onBlocked, []State{Held}},
 	{Retryable, onDeadline, []State{Failed}},
 	{Retryable, onLateSuccess, []State{Succeeded}},
-	{Retryable, onLateEvidence, []State{Retryable}},
+	{Retryable, onLateEvidence, []State{Retryable, Held}}, // held: it may be paid yet
 
 	{Released, onCall, []State{InFlight}},
 	{Released, onBlocked, []State{Held}},
 	{Released, onUnused, []State{Held}},
 	{Released, onLateSuccess, []State{Succeeded}},
-	{Released, onLateEvidence, []State{Released}},
+	{Released, onLateEvidence, []State{Released, Held}}, // held: it may be paid yet
 
 	{InFlight, onSettled, []State{Succeeded, Failed, Retryable, Held}},
 	{InFlight, onLeaseOver, []State{Succeeded, Held}},
