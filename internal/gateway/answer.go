@@ -21,7 +21,7 @@ func (c *call) owns(a guard.Answer) bool {
 // note takes over what the guard says for headers and log.
 func (c *call) note(a guard.Answer) {
 	c.verdict, c.reason, c.hold = a.Verdict, string(a.Reason), a.Hold
-	if a.Intent.Caller == c.caller.Username && a.Intent.IntentID != "" {
+	if a.Intent.Caller == c.caller.Username && (a.Intent.CallerUID == "" || a.Intent.CallerUID == c.caller.UID) {
 		c.intent = a.Intent.IntentID
 	}
 	if n := len(a.Intent.Attempts); n > 0 {
@@ -31,6 +31,10 @@ func (c *call) note(a guard.Answer) {
 
 // tell answers with what the guard says: a replay, or a problem.
 func (c *call) tell(a guard.Answer, tool *policy.Tool) *problem {
+	if a.Response != nil && !c.owns(a) {
+		// An exact match of a ServiceAccount that had the same name: its answer is not this caller's.
+		a = guard.Answer{Verdict: guard.Conflict, Reason: guard.ReasonCaller}
+	}
 	c.note(a)
 	if (a.Verdict == guard.Replay || a.Verdict == guard.Allow) && a.Response != nil {
 		c.replay(a.Response, a.Verdict == guard.Replay, a.RetryAfter)
@@ -45,7 +49,7 @@ func (c *call) tell(a guard.Answer, tool *policy.Tool) *problem {
 	if a.Verdict == guard.Replay {
 		c.w.Header().Set(headerReplayed, "true")
 	}
-	return fromGuard(a, c.caller.Username)
+	return fromGuard(a, c.caller)
 }
 
 // refuse writes a problem.

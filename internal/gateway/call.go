@@ -73,8 +73,6 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c := &call{g: g, w: w, r: r}
 	started := time.Now()
 	defer func() { c.log(time.Since(started)) }()
-	// The last answer on this connection has left its own, and 100 Continue is an answer too.
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Time{}) // not every ResponseWriter has one
 	if p := c.serve(); p != nil {
 		c.refuse(p)
 	}
@@ -201,6 +199,10 @@ func (c *call) body() ([]byte, *problem) {
 	if c.r.ContentLength > most {
 		return nil, tooLarge()
 	}
+	if c.r.Body == http.NoBody {
+		return nil, nil // a deadline now would look, in the middle of the call, as if the caller had gone
+	}
+	// The server itself takes the deadline back at the body's end.
 	conn := http.NewResponseController(c.w)
 	if err := conn.SetReadDeadline(time.Now().Add(c.g.o.BodyTimeout)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		c.cause = err
@@ -224,10 +226,6 @@ func (c *call) body() ([]byte, *problem) {
 			"The body ended too early or is badly framed. Nothing was sent. Send the same request again.")
 		p.close = true
 		return nil, p
-	}
-	// Left standing it would look, in the middle of the call, as if the caller had gone.
-	if err := conn.SetReadDeadline(time.Time{}); err != nil && !errors.Is(err, http.ErrNotSupported) {
-		c.cause = err
 	}
 	return body, nil
 }

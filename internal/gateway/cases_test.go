@@ -162,6 +162,13 @@ func TestA12NewKeyForTheSameIntent(t *testing.T) {
 	if got, doc := r.poll("charge", "k1", "agent", ""); got.status != 200 || doc.State != guard.Succeeded {
 		t.Errorf("own_matches' intent: %d %+v", got.status, doc)
 	}
+	// A ServiceAccount that was made anew does not get what its namesake was answered.
+	r.people.uid = "another"
+	namesake := r.pay(ask{id: "k4", body: refundOf("9", "49.99"), header: step}, 422, guard.Conflict)
+	if p := namesake.problem(t); p.Reason != "caller" || strings.Contains(namesake.body, "k1") || strings.Contains(namesake.body, same.body) {
+		t.Errorf("the namesake got %s", namesake.body)
+	}
+	r.people.uid = ""
 	// Another caller is told that it overlaps, and nothing of whom.
 	other := r.pay(ask{caller: "stranger", id: "k9", body: refundOf("9", "50")}, 409, guard.UnknownHold)
 	if p := other.problem(t); len(p.OwnMatches) != 0 || strings.Contains(other.body, "49.99") || strings.Contains(other.body, "k1") || strings.Contains(other.body, "agent") {
@@ -448,20 +455,29 @@ func TestInFlightWaitEnds(t *testing.T) {
 	r.paid(1, 1)
 }
 
-// A call may wait for longer than it may take to send its body.
-func TestWaitingOutlivesTheBodysDeadline(t *testing.T) {
+// A call may take longer than its body may.
+func TestBodysDeadlineIsTheBodysOwn(t *testing.T) {
 	r := setUp(t, func(o *Options) { o.BodyTimeout = 100 * time.Millisecond })
-	first := make(chan reply, 1)
-	go func() { first <- r.do(ask{id: "k1", body: refundOf("9", "1"), fault: "delay:400ms"}) }()
-	eventually(t, "the payment is under way", func() bool { return len(r.p.Received()) == 1 })
-	// Over a connection of its own, because on a used one Go's client would quietly try again.
-	if got := r.do(ask{client: &http.Client{Transport: &http.Transport{}}, id: "k1", body: refundOf("9", "1")}); got.err != nil || got.status != 201 || got.verdict() != string(guard.Replay) {
-		t.Errorf("the waiting call got %+v", got)
+	upstream, asked, answer := slow(t)
+	r.upstream = upstream
+	for _, a := range []ask{{tool: "look", method: "GET"}, {tool: "charge", id: "k1", body: refundOf("9", "1")}} {
+		r.tool("look", "/", readOnly(0))
+		r.tool("charge", "/", nil)
+		// Over a connection of its own, because on a used one Go's client would quietly try again.
+		a.client = &http.Client{Transport: &http.Transport{}}
+		got := make(chan reply, 1)
+		go func() { got <- r.do(a) }()
+		<-asked
+		began := time.Now()
+		eventually(t, "the body's time is over", func() bool { return time.Since(began) > 200*time.Millisecond })
+		if r.people.gone() {
+			t.Errorf("%s: the call was given up", a.tool)
+		}
+		answer <- struct{}{}
+		if got := <-got; got.err != nil || got.status != 200 {
+			t.Errorf("%s got %+v", a.tool, got)
+		}
 	}
-	if got := <-first; got.status != 201 {
-		t.Errorf("the first got %+v", got)
-	}
-	r.paid(1, 1)
 }
 
 func TestInformationalAnswersAreNotTheAnswer(t *testing.T) {
@@ -471,20 +487,6 @@ func TestInformationalAnswersAreNotTheAnswer(t *testing.T) {
 	if got := r.pay(ask{id: "k1", body: refundOf("9", "1")}, 201, guard.Allow); got.body != "{}" || got.header.Get("Link") != "" {
 		t.Errorf("answer %+v", got)
 	}
-}
-
-// The time to take an answer is each answer's own.
-func TestConnectionOutlivesItsAnswersDeadline(t *testing.T) {
-	r := setUp(t, func(o *Options) { o.AnswerTimeout = 100 * time.Millisecond })
-	client := &http.Client{Transport: &http.Transport{ExpectContinueTimeout: 10 * time.Second}}
-	// The intent is not named by a key, because with one Go's client would quietly try again.
-	step := map[string]string{"Holdfast-Session": "s1", "Holdfast-Call": "4"}
-	r.pay(ask{client: client, body: refundOf("9", "1"), header: step}, 201, guard.Allow)
-	answered := time.Now()
-	eventually(t, "the first answer's deadline is over", func() bool { return time.Since(answered) > 200*time.Millisecond })
-	step["Expect"] = "100-continue"
-	r.pay(ask{client: client, body: refundOf("9", "1"), header: step}, 201, guard.Replay)
-	r.paid(1, 1)
 }
 
 func TestPoll(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/holdfast-dev/holdfast/internal/access"
 	"github.com/holdfast-dev/holdfast/internal/guard"
 	"github.com/holdfast-dev/holdfast/internal/intent"
 )
@@ -114,11 +115,10 @@ func (p *problem) write(w http.ResponseWriter) {
 }
 
 // fromGuard puts an answer that is not the upstream's into words.
-func fromGuard(a guard.Answer, caller string) *problem {
+func fromGuard(a guard.Answer, who access.Caller) *problem {
 	p := &problem{Verdict: a.Verdict, Reason: string(a.Reason), RetryAfter: seconds(a.RetryAfter)}
-	v := a.Intent
-	mine := v.Caller == caller
-	if mine {
+	v, caller := a.Intent, who.Username
+	if v.Caller == caller && (v.CallerUID == "" || v.CallerUID == who.UID) {
 		p.Intent = v.IntentID
 		if v.Exists {
 			p.Poll = pollPath(v.Namespace, v.Tool, v.IntentID)
@@ -137,8 +137,9 @@ func fromGuard(a guard.Answer, caller string) *problem {
 	case guard.Conflict:
 		if a.Reason == guard.ReasonCaller {
 			p.Poll, p.Order = "", nil
-			return set(http.StatusUnprocessableEntity, "conflict", "The intent ID is taken", actNewIntent,
-				"Nothing was sent. This intent ID was used by an earlier ServiceAccount of the same name. Use another intent ID.")
+			return set(http.StatusUnprocessableEntity, "conflict", "The intent is another caller's", actNewIntent,
+				"Nothing was sent. An earlier ServiceAccount of the same name has made this payment, or another one under this intent ID. "+
+					"If it is another payment, use another intent ID and the scope that it is for.")
 		}
 		return set(http.StatusUnprocessableEntity, "conflict", "The intent ID belongs to another request", actFixRequest,
 			"Nothing was sent. This intent ID was used before for a request with other arguments. If this is a retry, send exactly what was sent first. "+

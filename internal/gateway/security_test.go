@@ -64,6 +64,19 @@ func raw(t *testing.T, answer string) (url string, accepted *atomic.Int64) {
 	return "http://" + l.Addr().String(), accepted
 }
 
+// slow is an upstream that says when it was asked and answers when it is told to.
+func slow(t *testing.T) (url string, asked <-chan struct{}, answer chan<- struct{}) {
+	t.Helper()
+	in, out := make(chan struct{}, 8), make(chan struct{}, 8)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		in <- struct{}{}
+		<-out
+		w.WriteHeader(http.StatusOK)
+	}))
+	t.Cleanup(s.Close)
+	return s.URL, in, out
+}
+
 // apiServer answers both reviews.
 type apiServer struct {
 	tokens map[string][]string // token: audiences
