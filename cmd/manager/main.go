@@ -199,6 +199,7 @@ func run(ctx context.Context, f flags) (err error) {
 	if err := errors.Join(
 		mgr.AddHealthzCheck("process", healthz.Ping),
 		mgr.AddReadyzCheck("programmed", func(r *http.Request) error { return op.Programmed(r.Context()) }),
+		mgr.AddReadyzCheck("gateway", gw.Ready),
 	); err != nil {
 		return fmt.Errorf("set up the probes: %w", err)
 	}

@@ -182,6 +182,19 @@ func New(o Options) (*Gateway, error) {
 	return g, nil
 }
 
+// Ready says whether agents reach this gateway: it listens, and is not about to end.
+func (g *Gateway) Ready(*http.Request) error {
+	select {
+	case <-g.draining:
+		return errors.New("the gateway is draining")
+	default:
+	}
+	if g.port.Load() == 0 {
+		return errors.New("the gateway does not listen yet")
+	}
+	return nil
+}
+
 // NeedLeaderElection is false: every replica serves.
 func (g *Gateway) NeedLeaderElection() bool { return false }
 
