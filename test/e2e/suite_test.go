@@ -1,0 +1,97 @@
+// Package e2e looks at the whole from outside: agents are HTTP clients, people are
+// kubectl, processes are killed for real, and what the money did is asked of the
+// provider's ledger and of nobody else.
+//
+// This file starts the whole, once for all specs, and ends it.
+package e2e
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/holdfast-dev/holdfast/hack/controlplane/assets"
+	"github.com/holdfast-dev/holdfast/hack/dev/cluster"
+	"github.com/holdfast-dev/holdfast/hack/dev/whole"
+)
+
+// The times of the manager under test, short but safe on a busy machine.
+const (
+	settlement = time.Second
+	margin     = 500 * time.Millisecond
+	grace      = time.Second
+)
+
+var (
+	// all is the whole under test; admin its administrator.
+	all   *whole.Whole
+	admin client.Client
+)
+
+func TestEndToEnd(t *testing.T) {
+	RegisterFailHandler(Fail)
+	SetDefaultEventuallyTimeout(30 * time.Second)
+	SetDefaultEventuallyPollingInterval(50 * time.Millisecond)
+	EnforceDefaultTimeoutsWhenUsingContexts()
+	suite, reporter := GinkgoConfiguration()
+	suite.Timeout = 25 * time.Minute
+	RunSpecs(t, "the whole, from outside", suite, reporter)
+}
+
+var _ = BeforeSuite(func(ctx SpecContext) {
+	root, err := assets.Root(ctx)
+	Expect(err).NotTo(HaveOccurred())
+	ports, err := cluster.FreePorts(2)
+	Expect(err).NotTo(HaveOccurred())
+	parent, err := os.MkdirTemp("", "holdfast-e2e-")
+	Expect(err).NotTo(HaveOccurred())
+	dir := filepath.Join(parent, "state")
+	DeferCleanup(func(ctx context.Context) {
+		Expect(whole.Down(ctx, dir, false, GinkgoWriter)).To(Succeed())
+		Expect(os.RemoveAll(parent)).To(Succeed())
+	})
+	all, err = whole.Up(ctx, whole.Options{
+		Root: root, Dir: dir, GatewayPort: ports[0], ProviderPort: ports[1], UnsafeNoFsync: true,
+		ManagerArgs: []string{
+			"--lease-settlement=" + settlement.String(), "--lease-margin=" + margin.String(), "--lease-grace=" + grace.String(),
+		},
+		Log: GinkgoWriter,
+	})
+	Expect(err).NotTo(HaveOccurred())
+	admin, err = all.Admin()
+	Expect(err).NotTo(HaveOccurred())
+	early.begin(ctx)
+}, NodeTimeout(15*time.Minute))
+
+var _ = JustAfterEach(func() {
+	if CurrentSpecReport().Failed() {
+		AddReportEntry("the end of the manager's log", all.Processes().Tail(whole.Manager, 60))
+	}
+})
+
+// killManager ends the manager as a crash does.
+func killManager() {
+	GinkgoHelper()
+	Expect(all.Kill(whole.Manager, syscall.SIGKILL)).To(Succeed())
+	Eventually(func() bool { return all.Running(whole.Manager) }).Should(BeFalse())
+}
+
+// startManager starts it again, on what it had on the disk, and waits until it says that it is ready.
+func startManager(ctx context.Context) {
+	GinkgoHelper()
+	Expect(all.StartManager(ctx)).To(Succeed())
+}
+
+// stopManager ends it in an orderly way, until the end of the spec at the latest.
+func stopManager(ctx context.Context) {
+	GinkgoHelper()
+	DeferCleanup(func(ctx context.Context) { startManager(ctx) })
+	Expect(all.Processes().Stop(ctx, whole.Manager)).To(Succeed())
+}
