@@ -116,7 +116,6 @@ func retryAfter(value string, now time.Time) time.Duration {
 func describe(x exchange) string {
 	var (
 		refused *addressError
-		consent *consentError
 		dns     *net.DNSError
 		cert    *tls.CertificateVerificationError
 	)
@@ -124,8 +123,6 @@ func describe(x exchange) string {
 	switch {
 	case errors.As(x.err, &refused):
 		return refused.Error() + "; nothing was sent"
-	case errors.As(x.err, &consent):
-		return consent.Error() + "; nothing was sent"
 	case errors.Is(x.err, errLate):
 		what = "the time for sending was over"
 	case errors.As(x.err, &dns):
