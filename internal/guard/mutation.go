@@ -43,6 +43,14 @@ func (e *Engine) mutatedProbes(probes []store.Probe, from *record) []store.Probe
 	return probes
 }
 
+// grace is the time after a lease's end in which nobody judges.
+func (e *Engine) grace() time.Duration {
+	if e.o.mutation == noGrace {
+		return 0
+	}
+	return e.o.Grace
+}
+
 func (e *Engine) mutatedFreeze() store.Watermark {
 	if e.o.mutation == everyHoldFreezes {
 		return atRest

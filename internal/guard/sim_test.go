@@ -97,6 +97,7 @@ type message struct {
 type simIntent struct {
 	call    Call
 	other   Call // the same ID, another amount
+	wrong   int  // how often a person released it although it was paid
 	acked   string
 	objects []*object
 }
@@ -126,6 +127,7 @@ type world struct {
 	skew   time.Duration
 	back   time.Duration // how far the store's clock was ever put back
 	quiet  bool          // nothing goes wrong any more
+	errs   bool          // people make mistakes
 	bolt   *bolt.Store
 	id     store.Identity
 	procs  []*process
@@ -192,6 +194,17 @@ func (w *world) giveWay(ready func() bool) {
 		panic(crash{})
 	}
 	a.ready = nil
+}
+
+// stall gives way, at times for longer than any lease.
+func (w *world) stall() {
+	if !w.chance(12) {
+		w.giveWay(nil)
+		return
+	}
+	until := w.t + time.Duration(w.rng.Int64N(int64(3*time.Minute)))
+	w.logf("%s stalls until %.3fs", w.current.name, until.Seconds())
+	w.giveWay(func() bool { return w.t >= until })
 }
 
 func (w *world) start(p *process, name string, run func()) {
@@ -466,6 +479,11 @@ func (w *world) judgeUpdate(u store.Write, refused uint64) {
 		w.changed[u.Key] = w.seq
 	}
 	w.logf("judge: %s is %s(hold %d)", w.name(u.Key), h.State, h.Hold)
+	for _, a := range b.Attempts {
+		if h.State == Held && a.Outcome == AttemptSucceeded && a.Generation == b.Generation {
+			w.violate("%s is held although a success is on its record", w.name(u.Key))
+		}
+	}
 	f := w.frozen[u.Key]
 	if f == nil {
 		f = map[int]uint64{}
@@ -509,7 +527,9 @@ func (w *world) pay(m *message) {
 	w.logf("PROVIDER PAYS %s(attempt %d) as payment %d", m.in.call.IntentID, m.attempt, c.number)
 	for _, o := range w.ledger {
 		if o.in == m.in {
-			w.violate("%s was paid twice", m.in.call.IntentID)
+			if m.in.wrong == 0 {
+				w.violate("%s was paid twice", m.in.call.IntentID)
+			}
 			continue
 		}
 		if !overlap(o.in, m.in) {
@@ -594,6 +614,9 @@ func (w *world) deliver(m *message) {
 	switch kind {
 	case 0, 1, 2: // pays and says so
 		m.commits, m.commitAt = true, w.t
+		if w.rng.IntN(2) == 0 {
+			m.commitAt = min(w.t+time.Duration(w.rng.Int64N(int64(simTimeout))), max(m.deadline, w.t))
+		}
 		m.answer = &Result{Outcome: AttemptSucceeded}
 	case 3: // pays, perhaps later, and answers 500
 		m.commits, m.commitAt = true, soonish()
@@ -666,7 +689,7 @@ func (w *world) call(p *process, in *simIntent, c Call) {
 	if startT+simFinal < w.t {
 		w.logf("%s: very late", who)
 	}
-	w.giveWay(nil)
+	w.stall()
 	switch {
 	case w.chance(8):
 		w.finish(p, t, Result{Outcome: AttemptRetryable, Detail: "refused to connect"}, who, in)
@@ -685,8 +708,9 @@ func (w *world) call(p *process, in *simIntent, c Call) {
 func (w *world) send(p *process, in *simIntent, n int, t *Ticket) *message {
 	m := &message{in: in, attempt: n, deadline: w.t + simTimeout, final: w.t + simFinal}
 	if t != nil {
-		left := t.deadline.Boot - t.clock.Now().Boot
-		m.deadline = w.t + left
+		if !t.lenient { // else nobody tells the kernel either
+			m.deadline = w.t + t.deadline.Boot - t.clock.Now().Boot
+		}
 		m.final = m.deadline + simMargin + simGrace + simSettleAfter
 		r := w.rseq[in.call.Key.String()][n]
 		m.rseq, m.covers = r[0], r[1]
@@ -719,7 +743,7 @@ func (w *world) await(p *process, t *Ticket, m *message, who string, in *simInte
 }
 
 func (w *world) finish(p *process, t *Ticket, res Result, who string, in *simIntent) (written bool) {
-	w.giveWay(nil)
+	w.stall()
 	a, err := p.engine.Settle(context.Background(), t, res)
 	if err != nil {
 		w.logf("%s: settle %s: %v", who, res.Outcome, err)
@@ -779,6 +803,9 @@ func (w *world) person(p *process, in *simIntent, o *object) {
 	d := Reject
 	roll := w.rng.IntN(100)
 	switch {
+	case paid && w.errs && !early && roll < 50:
+		d = Release // a mistake: it may be paid twice, but nothing may be forgotten
+		in.wrong++
 	case paid && roll < 80:
 		d = MarkPaid
 	case paid:
@@ -872,6 +899,7 @@ func newWorld(seed uint64, rule worldRule, m mutation, dir string, tracing bool)
 		return nil, err
 	}
 	w.makeIntents()
+	w.errs = w.rng.IntN(8) == 0
 	for i := range 2 + w.rng.IntN(2) {
 		p := &process{id: i}
 		w.procs = append(w.procs, p)
@@ -1224,7 +1252,11 @@ func (w *world) judgeEnd() {
 		if in.acked != "" && (r.State != Succeeded || r.Response == nil || string(r.Response.Body) != in.acked) {
 			w.violate("%s was acknowledged as %s and is %s in the end", in.call.IntentID, in.acked, r.State)
 		}
-		if paid[in] > 0 && r.State == Failed && !r.Disputed && !r.MarkedFailed {
+		known := false // that it was paid
+		for i := range r.Attempts {
+			known = known || r.Attempts[i].Outcome == AttemptSucceeded
+		}
+		if paid[in] > 0 && r.State == Failed && !r.Disputed && (in.wrong == 0 || known) {
 			w.violate("%s was paid and is Failed in the end", in.call.IntentID)
 		}
 	}

@@ -39,17 +39,11 @@ func (r *record) due(o Options) time.Time {
 
 // step is what time does to the record now; nil: nothing.
 func (e *Engine) step(r *record, now time.Time) *pending {
-	grace := func(d time.Duration) time.Duration {
-		if e.o.mutation == noGrace {
-			return 0
-		}
-		return d
-	}
 	p := &pending{from: r, now: now, nonce: e.o.Nonce()}
 	switch r.State {
 	case InFlight:
 		a := r.last()
-		if now.Before(a.LeaseEnd.Add(grace(a.Grace))) && e.o.mutation != noWatch || !e.hasWatched(r, a.Lease+grace(a.Grace)) {
+		if now.Before(a.LeaseEnd.Add(a.Grace)) && e.o.mutation != noWatch || !e.hasWatched(r, a.Lease+a.Grace) {
 			return nil
 		}
 		p.on, p.to = onLeaseOver, r.clone()
