@@ -136,7 +136,7 @@ func (e *Engine) begin(cur *record, c Call, p Policy, now time.Time) *record {
 	lease := e.lease(p)
 	next.Attempts = append(next.Attempts, attempt{
 		Number: len(next.Attempts) + 1, Generation: next.Generation, Nonce: e.o.Nonce(),
-		Started: now, LeaseEnd: now.Add(lease), Lease: lease, Grace: e.o.Grace, SettleAfter: p.SettleAfter,
+		Started: now, LeaseEnd: now.Add(lease), Lease: lease, Grace: e.grace(), SettleAfter: p.SettleAfter,
 	})
 	return next
 }
@@ -237,13 +237,14 @@ func (e *Engine) blocked(ctx context.Context, cur **record, next *record, p Poli
 		}
 		if !slices.ContainsFunc(obs, func(o obstacle) bool { return o.exact && o.State == Tombstone }) {
 			// Not the answer's absence holds it, but what stands in the way.
-			for i, r := range reasons {
+			set := map[Reason]bool{}
+			for _, r := range reasons {
 				if r == ExactMatch {
-					reasons[i] = ScopeOverlap
+					r = ScopeOverlap
 				}
+				set[r] = true
 			}
-			slices.Sort(reasons)
-			reasons = slices.Compact(reasons)
+			reasons = ordered(set)
 		}
 	}
 	// An agent that loops under new IDs is shown the hold that it has.
@@ -313,6 +314,7 @@ func (e *Engine) exactMatch(ctx context.Context, obs []obstacle, now time.Time) 
 		if r == nil {
 			continue
 		}
+		o.State = r.State // time may have ended it meanwhile
 		switch r.State {
 		case Succeeded, InFlight, Held:
 			a, _ := e.answer(r, now)
@@ -348,6 +350,7 @@ func (e *Engine) holdCall(ctx context.Context, cur **record, next *record, p Pol
 
 // hold puts the record on hold with the next number.
 func (r *record) hold(h *hold, nonce string, now time.Time) {
+	wasWaiting := r.Current != nil && r.Current.Waiting
 	if r.Current != nil {
 		if r.Current.End == "" {
 			r.Current.End, r.Current.EndedAt = HoldVoid, now
@@ -357,7 +360,11 @@ func (r *record) hold(h *hold, nonce string, now time.Time) {
 	r.Hold++
 	h.Number, h.Nonce, h.At = r.Hold, nonce, now
 	h.Waiting, h.WaitingUntil = false, time.Time{}
-	if at, _ := r.waitOver(); at.After(now) {
+	// Whether the waiting is over is not for the store's clock alone to say: the sweep
+	// ends it once it has watched for as long. A hold that follows one which had waited
+	// does not wait again.
+	waited := r.State == Held && !wasWaiting
+	if at, _ := r.waitOver(); !at.IsZero() && !waited {
 		h.Waiting, h.WaitingUntil = true, at
 	}
 	r.Current = h
