@@ -1,0 +1,151 @@
+// What overlapping means, driven from outside: the relation of scopes by that of lineages.
+
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/holdfast-dev/holdfast/api/v1alpha1"
+)
+
+// where is a scope or a lineage as a call's body gives it.
+type where []string
+
+func order(n string, more ...string) where {
+	return append(where{"account", "a", "order", n}, more...)
+}
+
+var (
+	scopeReason   = v1alpha1.HoldScopeOverlap
+	lineageReason = v1alpha1.HoldLineageOverlap
+)
+
+var _ = Describe("The relation of two payments", func() {
+	// pair is a payment by its scope and lineage. Bodies differ in these alone.
+	pair := func(w *world, id, amount string, lineage where, scope ...where) call {
+		GinkgoHelper()
+		body := map[string]any{"accountId": w.namespace, "orderId": "9", "amount": amount, "scope": scope}
+		if lineage != nil {
+			body["lineage"] = lineage
+		}
+		data, err := json.Marshal(body)
+		Expect(err).NotTo(HaveOccurred())
+		return call{id: id, body: string(data)}
+	}
+	first := []where{order("9"), order("10")}
+	at := where{"s", "p"}
+
+	scopes := map[string][][]where{
+		"equal": {first, {order("10"), order("9")}},
+		"partial": {
+			{order("9")}, {order("9"), order("11")}, {order("9"), order("10"), order("11")},
+			{{"account", "a"}}, {order("9", "item", "1")},
+		},
+		"disjoint": {{order("8")}, {{"account", "b"}}, {order("90")}},
+	}
+	lineages := map[string][]where{
+		"same":      {at},
+		"ancestor":  {{"s"}, {"s", "p", "q", "r"}},
+		"unrelated": {{"s", "x"}, {"t", "p"}, nil},
+	}
+	for scope, ofScope := range scopes {
+		for lineage, ofLineage := range lineages {
+			It(fmt.Sprintf("scope %s, lineage %s", scope, lineage), func(ctx SpecContext) {
+				n := 0
+				for _, s := range ofScope {
+					for _, l := range ofLineage {
+						n++
+						w := newWorld(ctx)
+						paid := w.pay(ctx, pair(w, "k1", "10", at, first...), 201, allow)
+						row := fmt.Sprintf("scope %v, lineage %v", s, l)
+						// Another amount, so that nothing is the very same call.
+						second := pair(w, "k2", "11", l, s...)
+						if scope == "disjoint" && lineage == "unrelated" {
+							w.pay(ctx, second, 201, allow)
+							Expect(w.entries(ctx)).To(HaveLen(2), row)
+							continue
+						}
+						p := w.pay(ctx, second, 409, unknownHold).problem()
+						var reasons []v1alpha1.HoldReason
+						if scope != "disjoint" {
+							reasons = append(reasons, scopeReason)
+						}
+						if lineage != "unrelated" {
+							reasons = append(reasons, lineageReason)
+						}
+						h := w.holdIs(ctx, p.Hold, v1alpha1.HoldHeld)
+						Expect(h.Spec.Reasons).To(ConsistOf(reasons), row)
+						Expect(h.Spec.Matches).To(HaveLen(1), row)
+						Expect(h.Spec.Matches[0].IntentID).To(Equal("k1"), row)
+						// The very same call under another ID is the first one's answer.
+						third := pair(w, "k3", "10", l, s...)
+						if scope == "equal" && lineage == "same" && fmt.Sprint(s) == fmt.Sprint(first) {
+							got := w.pay(ctx, third, 201, replay)
+							Expect(got.body).To(Equal(paid.body), row)
+							Expect(got.header.Get("Holdfast-Intent")).To(Equal("k1"), row)
+						} else {
+							w.pay(ctx, third, 409, unknownHold)
+						}
+						Expect(w.entries(ctx)).To(HaveLen(1), row)
+					}
+				}
+				Expect(n).To(Equal(len(ofScope) * len(ofLineage)))
+			})
+		}
+	}
+
+	It("the very same call is held where the budget says so", func(ctx SpecContext) {
+		w := newWorld(ctx, func(budget *v1alpha1.IntentBudget, _ *v1alpha1.AgentTool) {
+			budget.Spec.Overlap = &v1alpha1.OverlapSpec{ExactMatch: v1alpha1.ExactMatchHold}
+		})
+		w.pay(ctx, pair(w, "k1", "10", at, first...), 201, allow)
+		Expect(w.pay(ctx, pair(w, "k2", "10", at, first...), 409, unknownHold).problem().Reason).To(Equal("ExactMatch"))
+		Expect(w.entries(ctx)).To(HaveLen(1))
+	})
+
+	It("lineages are not compared where the budget says so", func(ctx SpecContext) {
+		w := newWorld(ctx, func(budget *v1alpha1.IntentBudget, _ *v1alpha1.AgentTool) {
+			budget.Spec.Overlap = &v1alpha1.OverlapSpec{Lineage: v1alpha1.LineageIgnore}
+		})
+		w.pay(ctx, pair(w, "k1", "10", at, order("9")), 201, allow)
+		w.pay(ctx, pair(w, "k2", "10", at, order("8")), 201, allow)
+		w.pay(ctx, pair(w, "k3", "11", at, order("9")), 409, unknownHold)
+		Expect(w.entries(ctx)).To(HaveLen(2))
+	})
+
+	It("a payment that is still in flight stands in the way", func(ctx SpecContext) {
+		w := newWorld(ctx)
+		c := pair(w, "k1", "10", at, first...)
+		c.fault = "hold"
+		going := w.start(ctx, c)
+		w.underWay(ctx, 1)
+		p := w.pay(ctx, pair(w, "k2", "11", nil, order("9")), 409, unknownHold).problem()
+		Expect(p.OwnMatches).To(HaveLen(1))
+		Expect(p.OwnMatches[0].State).To(Equal("InFlight"))
+		Expect(w.pay(ctx, pair(w, "k1", "11", at, first...), 422, conflict).problem().Reason).To(Equal("request"))
+		w.letGo(ctx)
+		Expect((<-going).status).To(Equal(201))
+		Expect(w.entries(ctx)).To(HaveLen(1))
+	})
+
+	It("another caller's payment stands in the way, and nobody learns of it", func(ctx SpecContext) {
+		w := newWorld(ctx)
+		w.serviceAccount(ctx, "other", "holdfast-agent")
+		secret := "k-of-the-first-caller"
+		w.pay(ctx, pair(w, secret, "987.65", at, first...), 201, allow)
+		c := pair(w, "k2", "11", nil, order("9"))
+		c.token = w.tokenOf(ctx, "other", audience)
+		got := w.pay(ctx, c, 409, unknownHold)
+		Expect(got.problem().OwnMatches).To(BeEmpty())
+		Expect(got.body).NotTo(Or(ContainSubstring(secret), ContainSubstring("987.65")))
+		// The same ID of another caller is another intent.
+		c = pair(w, secret, "987.65", nil, order("8"))
+		c.token = w.tokenOf(ctx, "other", audience)
+		w.pay(ctx, c, 201, allow)
+		Expect(w.entries(ctx)).To(HaveLen(2))
+	})
+})
