@@ -127,6 +127,7 @@ type world struct {
 	skew   time.Duration
 	back   time.Duration // how far the store's clock was ever put back
 	quiet  bool          // nothing goes wrong any more
+	ending bool          // nothing is slow any more either
 	errs   bool          // people make mistakes
 	bolt   *bolt.Store
 	id     store.Identity
@@ -198,7 +199,7 @@ func (w *world) giveWay(ready func() bool) {
 
 // stall gives way, at times for longer than any lease.
 func (w *world) stall() {
-	if !w.chance(12) {
+	if w.ending || w.rng.IntN(100) >= 12 {
 		w.giveWay(nil)
 		return
 	}
@@ -608,6 +609,9 @@ func (w *world) deliver(m *message) {
 	}
 	kind := w.rng.IntN(9)
 	if w.quiet {
+		kind = []int{0, 0, 0, 3, 5, 6}[w.rng.IntN(6)]
+	}
+	if w.ending {
 		kind = 0
 	}
 	w.logf("%s(attempt %d) arrives at the provider, which does %d", m.in.call.IntentID, m.attempt, kind)
@@ -1098,6 +1102,7 @@ func (w *world) settle() {
 	}
 	for round := 0; round < 18 && w.violation == ""; round++ {
 		if round == 9 {
+			w.ending = true
 			for _, p := range w.procs {
 				p.paused = 0
 			}
@@ -1168,6 +1173,9 @@ func (w *world) finalPerson(p *process, in *simIntent, o *object) {
 		}
 		d := Reject
 		switch {
+		case paid && w.errs && in.wrong < 2 && !w.ending && w.rng.IntN(2) == 0:
+			d = Release
+			in.wrong++
 		case paid:
 			d = MarkPaid
 		case o.unknown && w.rng.IntN(2) == 0:
@@ -1181,8 +1189,9 @@ func (w *world) finalPerson(p *process, in *simIntent, o *object) {
 	w.take(p, o)
 }
 
-// drain runs all actors to their end.
+// drain runs all actors to their end, or until they all stall.
 func (w *world) drain() {
+	enough := w.t + 3*time.Second // others go on although somebody stalls
 	for range 100_000 {
 		w.transfer()
 		busy := false
@@ -1205,7 +1214,7 @@ func (w *world) drain() {
 		for _, p := range w.procs {
 			waiting = waiting || len(p.actors) > 0 && p.paused <= w.t
 		}
-		if !waiting {
+		if !waiting || !w.ending && w.t >= enough {
 			return
 		}
 		w.pass(200 * time.Millisecond)
