@@ -347,11 +347,12 @@ func TestMemoryLost(t *testing.T) {
 	contains(t, message, w.ns+"/payments")
 	must(t, admin.Delete(w.ctx, w.store("copy")))
 
-	t.Log("the file is taken away under the running process")
+	t.Log("the file is exchanged under the running process")
 	must(t, os.Rename(file, file+".away"))
+	must(t, os.WriteFile(file, nil, 0o600))
 	_, err = p.op.stores.Reconcile(w.ctx, ctrl.Request{NamespacedName: types.NamespacedName{Namespace: w.ns, Name: "payments"}})
 	must(t, err)
-	refused(p, "taken away")
+	refused(p, file)
 
 	t.Log("a person accepts the loss: a new epoch, and the old key domain")
 	w.remember(map[string]*string{w.key(epochOf, "payments"): nil})
@@ -360,7 +361,8 @@ func TestMemoryLost(t *testing.T) {
 		t.Errorf("accepted as %s", asJSON(m))
 	}
 	w.shown(open, v1alpha1.HoldVoid)
-	w.shown(name, v1alpha1.HoldResolved)
+	p.reconcileHold(w, name)
+	w.shown(name, v1alpha1.HoldResolved) // what was taken stays taken
 	w.toolReady("refund")
 	w.pay(p, "refund", "new", "8", "1", guard.AttemptSucceeded)
 }

@@ -10,6 +10,7 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -372,8 +373,28 @@ func TestGate(t *testing.T) {
 		t.Fatalf("the forged release was taken: %s", v.State)
 	}
 	restore()
-	// What the object says is taken once the fence stands again: its own author is gone, the fence is about the present.
 	w.shown(name, v1alpha1.HoldResolved)
+}
+
+// A refusal by anything but the policy proves nothing.
+func TestGateStaysClosedWithoutTheRight(t *testing.T) {
+	w := newWorld(t)
+	hold := probeHold(w.ns)
+	must(t, as(operatorUser).Create(w.ctx, hold))
+	w.create(&rbacv1.RoleBinding{
+		ObjectMeta: w.meta("bob-views"),
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "holdfast-view"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "bob"}},
+	})
+	gate := NewGate(as("bob"))
+	eventually(t, func() error {
+		if err := gate.check(w.ctx, w.ns); !errors.Is(err, errNotRefused) {
+			return fmt.Errorf("refused by RBAC, got %v", err)
+		}
+		return nil
+	})
+	// Alice has the verb resolve: only that she is not who decides is refused, by the same policy.
+	must(t, NewGate(as(alice)).check(w.ctx, w.ns))
 }
 
 // R22: a late success of what a person rejected is a refund owed, and is told.
