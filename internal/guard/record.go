@@ -242,6 +242,16 @@ func (r *record) anyUnknown() bool {
 	return false
 }
 
+// anySucceeded: an attempt has succeeded, in any generation.
+func (r *record) anySucceeded() bool {
+	for i := range r.Attempts {
+		if r.Attempts[i].Outcome == AttemptSucceeded {
+			return true
+		}
+	}
+	return false
+}
+
 // mayHaveMoved: an attempt is not known to have moved nothing, in any generation.
 func (r *record) mayHaveMoved() bool {
 	for i := range r.Attempts {
@@ -332,7 +342,8 @@ func (r *record) check() error {
 		}
 		for i := range r.Attempts[:len(r.Attempts)-1] {
 			b := &r.Attempts[i]
-			if b.unknown() && !b.Excused && b.Generation == r.Generation {
+			// What is known late (Late) was counted as nothing moved when this attempt began.
+			if b.unknown() && !b.Excused && !b.Late && b.Generation == r.Generation {
 				return fail("attempt %d is unknown and nobody released it", b.Number)
 			}
 		}
@@ -356,7 +367,7 @@ func (r *record) check() error {
 			return fail("the join is %s", outcome)
 		}
 	case Succeeded:
-		if outcome != AttemptSucceeded && !r.MarkedPaid {
+		if !r.anySucceeded() && !r.MarkedPaid {
 			return fail("the join is %s", outcome)
 		}
 	}

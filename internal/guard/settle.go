@@ -140,13 +140,23 @@ func (e *Engine) settled(cur *record, t *Ticket, res Result, now time.Time) pend
 	}
 	switch outcome {
 	case AttemptSucceeded:
-		next.succeed(winner, now)
+		next.joined(winner, now)
 	case AttemptUnknown:
 		next.hold(&hold{Reasons: []Reason{OutcomeUnknown}, Watermark: e.mutatedFreeze()}, nonce, now)
 	default:
 		next.nothingMoved(res, now, e.o)
 	}
 	return pending{from: cur, to: next, on: onSettled, now: now, nonce: nonce}
+}
+
+// joined settles the record with the first success that was kept; another one may be a second payment.
+func (r *record) joined(winner *attempt, now time.Time) {
+	r.succeed(winner, now)
+	for i := range r.Attempts {
+		if a := &r.Attempts[i]; a != winner && a.Outcome == AttemptSucceeded && a.Generation == winner.Generation {
+			r.secondSuccess(a)
+		}
+	}
 }
 
 // succeed settles the record with the attempt that did it.

@@ -93,7 +93,7 @@ func (e *Engine) leaseOver(next *record, nonce string, now time.Time) {
 		return
 	}
 	if outcome, winner := next.join(); outcome == AttemptSucceeded && e.o.mutation != sweepForgets {
-		next.succeed(winner, now)
+		next.joined(winner, now)
 		return
 	}
 	next.hold(&hold{Reasons: []Reason{OutcomeUnknown}, Watermark: e.mutatedFreeze()}, nonce, now)
