@@ -313,11 +313,13 @@ func (r *record) standing() (stands, ends bool) {
 // neverSent: no attempt was ever begun.
 func (r *record) neverSent() bool { return len(r.Attempts) == 0 }
 
-// waitOver is when a payment of the attempts that are unknown would be visible, or never will be.
+// waitOver is when a payment of the attempts that are unknown would be visible, or never
+// will be; zero if there is none for which somebody has to wait. A release was taken only
+// after that time, so what it counts as nothing moved was waited for.
 func (r *record) waitOver() (at time.Time, watch time.Duration) {
 	for i := range r.Attempts {
 		a := &r.Attempts[i]
-		if !a.unknown() || a.Generation != r.Generation {
+		if !a.unknown() || a.Excused || a.Generation != r.Generation {
 			continue
 		}
 		if end := a.LeaseEnd.Add(a.Grace + a.SettleAfter); end.After(at) {
