@@ -22,6 +22,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-logr/logr"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+
 	"github.com/holdfast-dev/holdfast/hack/controlplane/assets"
 	"github.com/holdfast-dev/holdfast/hack/dev/cluster"
 	"github.com/holdfast-dev/holdfast/hack/dev/filelock"
@@ -36,6 +39,8 @@ const (
 )
 
 func main() {
+	// The API client's library would complain, in the middle of the story, that nobody reads its logs.
+	ctrllog.SetLogger(logr.Discard())
 	// A second Ctrl-C ends the program at once: the next run then clears up first.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
