@@ -246,7 +246,7 @@ func (c *call) failure(err error, tool *policy.Tool) *problem {
 	case errors.Is(err, store.ErrMemoryLost):
 		return refusal(http.StatusServiceUnavailable, "memory-lost", "The store lost its memory", actRetryLater,
 			"The IdempotencyStore %q no longer has the memory of what was paid. Nothing was sent, and nothing will be until an admin has "+
-				"looked at it and accepted the loss (spec.acceptEpoch is named in its status). Do not pay in another way.", storeName).deny(time.Minute)
+				"looked at it and accepted the loss (its status says how). Do not pay in another way.", storeName).deny(time.Minute)
 	case errors.Is(err, guard.ErrCorrupt):
 		return refusal(http.StatusServiceUnavailable, "record-unreadable", "The record cannot be read", actStop,
 			"What is remembered of this intent in the IdempotencyStore %q cannot be read. Nothing was sent by this call, but the payment may have happened before. "+
