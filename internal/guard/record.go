@@ -128,13 +128,17 @@ type body struct {
 	Passed     []passed  `json:"passed,omitempty"`
 	Response   *Response `json:"response,omitempty"`
 	// RetryAt is when a retryable intent may be tried again.
-	RetryAt      time.Time `json:"retryAt,omitzero"`
-	ReleasedAt   time.Time `json:"releasedAt,omitzero"`
-	SettledAt    time.Time `json:"settledAt,omitzero"`
-	SettledAs    State     `json:"settledAs,omitempty"`
-	MarkedPaid   bool      `json:"markedPaid,omitempty"`
-	MarkedFailed bool      `json:"markedFailed,omitempty"`
-	Expired      bool      `json:"expired,omitempty"`
+	RetryAt    time.Time `json:"retryAt,omitzero"`
+	ReleasedAt time.Time `json:"releasedAt,omitzero"`
+	SettledAt  time.Time `json:"settledAt,omitzero"`
+	SettledAs  State     `json:"settledAs,omitempty"`
+	// Winner is the number of the attempt whose success settled the record.
+	Winner       int  `json:"winner,omitempty"`
+	MarkedPaid   bool `json:"markedPaid,omitempty"`
+	MarkedFailed bool `json:"markedFailed,omitempty"`
+	Expired      bool `json:"expired,omitempty"`
+	// PaidByHand outlives MarkedPaid: a person has said once that it was paid.
+	PaidByHand bool `json:"paidByHand,omitempty"`
 }
 
 type record struct {
@@ -297,15 +301,16 @@ func (r *record) join() (Outcome, *attempt) {
 
 // standing says whether the record stands in the way of others, and whether that ends with the window.
 func (r *record) standing() (stands, ends bool) {
+	moved := r.mayHaveMoved() || r.PaidByHand
 	switch r.State {
 	case InFlight:
 		return true, false
 	case Held, Released, Retryable:
-		return r.mayHaveMoved(), false
+		return moved, false
 	case Succeeded:
 		return true, true
 	case Failed, Rejected:
-		return r.mayHaveMoved(), true
+		return moved, true
 	}
 	return false, false
 }

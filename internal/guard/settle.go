@@ -163,7 +163,7 @@ func (r *record) joined(winner *attempt, now time.Time) {
 func (r *record) succeed(a *attempt, now time.Time) {
 	r.State, r.Changed, r.SettledAt = Succeeded, now, now
 	r.Response, a.Response = a.Response, nil
-	r.ProviderReference = a.Reference
+	r.ProviderReference, r.Winner = a.Reference, a.Number
 	r.RetryAt, r.ReleasedAt = time.Time{}, time.Time{}
 }
 
@@ -306,7 +306,8 @@ func (e *Engine) told(r *record, t *Ticket, res Result, now time.Time) Answer {
 	a, _ := e.answer(r, now)
 	switch r.State {
 	case Succeeded:
-		if mine != nil && mine.Outcome == AttemptSucceeded && res.Outcome == AttemptSucceeded && !r.MarkedPaid {
+		// One answer for one intent: a second success is told the first one's.
+		if mine != nil && mine.Number == r.Winner && res.Outcome == AttemptSucceeded && !r.MarkedPaid {
 			a.Verdict, a.Response = Allow, res.Response
 		}
 	case Failed, Retryable:

@@ -127,6 +127,7 @@ type world struct {
 	skew   time.Duration
 	back   time.Duration // how far the store's clock was ever put back
 	quiet  bool          // nothing goes wrong any more
+	stalls int           // how often an actor stalls, in percent
 	ending bool          // nothing is slow any more either
 	errs   bool          // people make mistakes
 	bolt   *bolt.Store
@@ -199,11 +200,12 @@ func (w *world) giveWay(ready func() bool) {
 
 // stall gives way, at times for longer than any lease.
 func (w *world) stall() {
-	if w.ending || w.rng.IntN(100) >= 12 {
+	if w.ending || w.rng.IntN(100) >= w.stalls {
 		w.giveWay(nil)
 		return
 	}
-	until := w.t + time.Duration(w.rng.Int64N(int64(3*time.Minute)))
+	longest := []time.Duration{2 * simLease, 3 * time.Minute}[w.rng.IntN(2)]
+	until := w.t + time.Duration(w.rng.Int64N(int64(longest)))
 	w.logf("%s stalls until %.3fs", w.current.name, until.Seconds())
 	w.giveWay(func() bool { return w.t >= until })
 }
@@ -903,7 +905,8 @@ func newWorld(seed uint64, rule worldRule, m mutation, dir string, tracing bool)
 		return nil, err
 	}
 	w.makeIntents()
-	w.errs = w.rng.IntN(8) == 0
+	w.errs = w.rng.IntN(5) == 0
+	w.stalls = []int{8, 8, 55}[w.rng.IntN(3)]
 	for i := range 2 + w.rng.IntN(2) {
 		p := &process{id: i}
 		w.procs = append(w.procs, p)
