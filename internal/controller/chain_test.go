@@ -217,7 +217,7 @@ func TestToolMadeAgainFindsItsMemory(t *testing.T) {
 	must(t, admin.Delete(w.ctx, w.tool("refund", "refunds")))
 	eventually(t, func() error {
 		if _, err := w.try(p, "refund", "a", "9", "1"); !errors.Is(err, policy.ErrNoTool) {
-			return fmt.Errorf("a deleted tool should not be known, got %v", err)
+			return fmt.Errorf("a deleted tool should not be known, got %v", said(err))
 		}
 		return nil
 	})
@@ -296,7 +296,7 @@ func TestMemoryLost(t *testing.T) {
 		w.condition(&v1alpha1.AgentTool{}, "refund", v1alpha1.ConditionReady, metav1.ConditionFalse, reasonStoreNotReady)
 		eventually(t, func() error {
 			if _, err := w.try(p, "refund", "new", "8", "1"); !errors.Is(err, store.ErrMemoryLost) {
-				return fmt.Errorf("a call should be told that the memory is lost, got %v", err)
+				return fmt.Errorf("a call should be told that the memory is lost, got %v", said(err))
 			}
 			return nil
 		})
@@ -377,7 +377,7 @@ func TestStoreDeleted(t *testing.T) {
 	must(t, admin.Delete(w.ctx, w.store("payments")))
 	eventually(t, func() error {
 		if _, err := p.op.Engines.Get(w.ns, "payments"); !errors.Is(err, store.ErrUnavailable) {
-			return fmt.Errorf("the store should not be served, got %v", err)
+			return fmt.Errorf("the store should not be served, got %v", said(err))
 		}
 		return nil
 	})
@@ -489,7 +489,7 @@ func TestOldCRDIsRefused(t *testing.T) {
 	eventually(t, func() error {
 		err := CheckAPI(w.ctx, configOf(operatorUser), 0)
 		if !errors.Is(err, ErrOldAPI) {
-			return fmt.Errorf("the old CRD should be refused, got %v", err)
+			return fmt.Errorf("the old CRD should be refused, got %v", said(err))
 		}
 		if !strings.Contains(err.Error(), "missing: AgentTool.spec.upstream.http.suffixes;") {
 			t.Errorf("it should say exactly what is missing: %v", err)
@@ -516,7 +516,7 @@ func TestCredentials(t *testing.T) {
 		})
 	eventually(t, func() error {
 		if _, err := get(); err == nil || !strings.Contains(err.Error(), v1alpha1.CredentialsLabel) {
-			return fmt.Errorf("without the label it should be refused, got %v", err)
+			return fmt.Errorf("without the label it should be refused, got %v", said(err))
 		}
 		return nil
 	})

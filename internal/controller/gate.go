@@ -134,7 +134,7 @@ func (g *Gate) forge(ctx context.Context, hold *v1alpha1.PaymentHold) error {
 	case refusedByPolicy(err):
 		return nil
 	case apierrors.IsForbidden(err), apierrors.IsInvalid(err):
-		return fmt.Errorf("%w: a forged resolution was refused, but not by the policy %s: %s", errNotRefused, ResolutionPolicy, err)
+		return fmt.Errorf("%w: a forged resolution was refused, but not by the policy %s: %s", errNotRefused, ResolutionPolicy, err.Error())
 	default:
 		return fmt.Errorf("probe whether resolutions are protected: %w", err)
 	}

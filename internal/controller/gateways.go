@@ -176,9 +176,9 @@ type Gateways struct {
 	namespace string
 	cached    client.Reader
 	live      client.Client
-	started   time.Time
 
-	mu sync.Mutex
+	mu      sync.Mutex
+	started time.Time
 	// since is the resourceVersion at which this process first saw a tool's generation.
 	since map[types.UID]version
 }
@@ -201,11 +201,12 @@ func (g *Gateways) programmed(ctx context.Context, tool *v1alpha1.AgentTool) (bo
 		v = version{tool.Generation, tool.ResourceVersion}
 		g.since[tool.UID] = v
 	}
+	started := g.started
 	g.mu.Unlock()
 
 	// A restart changes nothing about what gateways run. What was true stays so until
 	// their Leases have had the time to say otherwise.
-	settling := time.Since(g.started) < leaseDuration &&
+	settling := time.Since(started) < leaseDuration &&
 		isTrue(tool.Status.Conditions, v1alpha1.ConditionProgrammed, tool.Generation)
 
 	var leases coordinationv1.LeaseList

@@ -359,7 +359,7 @@ func TestGate(t *testing.T) {
 	t.Cleanup(restore)
 	eventually(t, func() error { // until the API server has noticed
 		if err := NewGate(as(operatorUser)).check(w.ctx, w.ns); !errors.Is(err, errNotRefused) {
-			return fmt.Errorf("a forged resolution should be accepted, got %v", err)
+			return fmt.Errorf("a forged resolution should be accepted, got %v", said(err))
 		}
 		return nil
 	})
@@ -389,7 +389,7 @@ func TestGateStaysClosedWithoutTheRight(t *testing.T) {
 	gate := NewGate(as("bob"))
 	eventually(t, func() error {
 		if err := gate.check(w.ctx, w.ns); !errors.Is(err, errNotRefused) {
-			return fmt.Errorf("refused by RBAC, got %v", err)
+			return fmt.Errorf("refused by RBAC, got %v", said(err))
 		}
 		return nil
 	})

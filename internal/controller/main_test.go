@@ -476,3 +476,6 @@ func contains(t *testing.T, text string, parts ...string) {
 		}
 	}
 }
+
+// said is an error that is not the one of the caller: it is told, and not wrapped.
+func said(err error) string { return fmt.Sprint(err) }

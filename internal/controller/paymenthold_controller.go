@@ -223,11 +223,11 @@ func (r *HoldReconciler) engineOf(ctx context.Context, id guard.HoldID) (*guard.
 func (r *HoldReconciler) resolve(ctx context.Context, engine *guard.Engine, obj *v1alpha1.PaymentHold, id guard.HoldID, f *finding) error {
 	res := obj.Spec.Resolution
 	anew := "Delete this object: it comes back without a resolution"
-	switch {
-	case res.By == "":
+	switch res.By {
+	case "":
 		f.reason, f.withheld = reasonNotStamped, "The resolution does not say who gave it. "+anew+"."
 		return nil
-	case res.By == obj.Spec.Caller:
+	case obj.Spec.Caller:
 		f.reason, f.withheld = reasonOwnCaller, "The caller of a payment cannot resolve its own hold. "+anew+", for somebody else to decide."
 		return nil
 	}
