@@ -95,6 +95,12 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 				return Answer{}, err
 			}
 			e.see(cur)
+			if cur != nil && cur.State == InFlight && cur.last().Nonce == next.last().Nonce {
+				// This write was made, its reply was lost, and a late result was written
+				// over it since. The lease is this writer's all the same.
+				e.done(pending{from: from, to: cur, on: onCall})
+				return e.ticket(cur, start), nil
+			}
 		case store.Blocked:
 			a, again, err := e.blocked(ctx, &cur, next, p, res, kinds)
 			if !again {

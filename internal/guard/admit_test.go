@@ -645,3 +645,37 @@ func TestEveryWayToAnExpiredID(t *testing.T) {
 		})
 	}
 }
+
+func TestAPaymentMadeByHandIsRememberedPastItsID(t *testing.T) {
+	// A person paid what was never sent. Its ID expires and comes again: held for
+	// another reason, it still was paid.
+	for name, then := range map[string]func(s *story, c Call){
+		"tombstone": func(*story, Call) {},
+		"held":      func(s *story, c Call) { s.wantHeld(s.admit(c), KeyExpired) },
+		"released":  func(s *story, c Call) { s.wantHeld(s.admit(c), KeyExpired); s.take(c, Release) },
+		"rejected":  func(s *story, c Call) { s.wantHeld(s.admit(c), KeyExpired); s.take(c, Reject) },
+		"released, tried": func(s *story, c Call) {
+			s.wantHeld(s.admit(c), KeyExpired)
+			s.take(c, Release)
+			s.settle(s.send(c), unreachable())
+		},
+		"released, failed": func(s *story, c Call) {
+			s.wantHeld(s.admit(c), KeyExpired)
+			s.take(c, Release)
+			s.settle(s.send(c), declined())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := tell(t)
+			c := s.call("intent-1", "order/9")
+			s.block(c)
+			s.pass(storyWindow - storyTTL) // what blocked it is forgotten once the ID expires
+			s.take(c, MarkPaid)
+			s.pass(storyTTL)
+			s.sweep()
+			s.inState(c, Tombstone)
+			then(s, c)
+			s.wantHeld(s.admit(c.under("intent-2").by("other")), ScopeOverlap)
+		})
+	}
+}

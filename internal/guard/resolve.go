@@ -155,7 +155,7 @@ func (e *Engine) take(cur *record, res Resolution, now time.Time) (pending, erro
 	case MarkPaid:
 		p.on = onMarkPaid
 		h.Effect = "Marked as paid: agents get the result as a replay."
-		next.State, next.SettledAt, next.MarkedPaid = Succeeded, now, true
+		next.State, next.SettledAt, next.MarkedPaid, next.PaidByHand = Succeeded, now, true, true
 		next.ProviderReference = clip(res.ProviderReference)
 		next.Response = markedPaid(res)
 	case MarkFailed:
