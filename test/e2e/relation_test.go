@@ -19,11 +19,6 @@ func order(n string, more ...string) where {
 	return append(where{"account", "a", "order", n}, more...)
 }
 
-var (
-	scopeReason   = v1alpha1.HoldScopeOverlap
-	lineageReason = v1alpha1.HoldLineageOverlap
-)
-
 var _ = Describe("The relation of two payments", func() {
 	// pair is a payment by its scope and lineage. Bodies differ in these alone.
 	pair := func(w *world, id, amount string, lineage where, scope ...where) call {
@@ -37,63 +32,82 @@ var _ = Describe("The relation of two payments", func() {
 		return call{id: id, body: string(data)}
 	}
 	first := []where{order("9"), order("10")}
-	at := where{"s", "p"}
+	at := where{"flow", "s", "p", "q"}
 
-	scopes := map[string][][]where{
-		"equal": {first, {order("10"), order("9")}},
-		"partial": {
+	// In row n of a table everything is another account and another session.
+	inRow := func(n int, paths ...where) []where {
+		out := make([]where, len(paths))
+		for i, p := range paths {
+			if p != nil {
+				out[i] = append(where{p[0], fmt.Sprint(p[1], n)}, p[2:]...)
+			}
+		}
+		return out
+	}
+
+	scopes := []struct {
+		name   string
+		scopes [][]where
+	}{
+		{"equal", [][]where{first, {order("10"), order("9")}}},
+		{"partial", [][]where{
 			{order("9")}, {order("9"), order("11")}, {order("9"), order("10"), order("11")},
 			{{"account", "a"}}, {order("9", "item", "1")},
-		},
-		"disjoint": {{order("8")}, {{"account", "b"}}, {order("90")}},
+		}},
+		{"disjoint", [][]where{{order("8")}, {{"account", "b"}}, {order("90")}}},
 	}
-	lineages := map[string][]where{
-		"same":      {at},
-		"ancestor":  {{"s"}, {"s", "p", "q", "r"}},
-		"unrelated": {{"s", "x"}, {"t", "p"}, nil},
+	lineages := []struct {
+		name     string
+		lineages []where
+	}{
+		{"same", []where{at}},
+		{"ancestor", []where{{"flow", "s"}, {"flow", "s", "p", "q", "r", "t"}}},
+		{"unrelated", []where{{"flow", "s", "x", "y"}, {"flow", "t", "p", "q"}, nil}},
 	}
-	for scope, ofScope := range scopes {
-		for lineage, ofLineage := range lineages {
-			It(fmt.Sprintf("scope %s, lineage %s", scope, lineage), func(ctx SpecContext) {
-				n := 0
-				for _, s := range ofScope {
-					for _, l := range ofLineage {
-						n++
-						w := newWorld(ctx)
-						paid := w.pay(ctx, pair(w, "k1", "10", at, first...), 201, allow)
-						row := fmt.Sprintf("scope %v, lineage %v", s, l)
+	for _, scope := range scopes {
+		for _, lineage := range lineages {
+			It(fmt.Sprintf("scope %s, lineage %s", scope.name, lineage.name), func(ctx SpecContext) {
+				w := newWorld(ctx)
+				row := 0
+				for _, s := range scope.scopes {
+					for _, l := range lineage.lineages {
+						row++
+						what := fmt.Sprintf("row %d: scope %v, lineage %v", row, s, l)
+						had, from := inRow(row, first...), inRow(row, at, l)
+						paid := w.pay(ctx, pair(w, fmt.Sprint("first-", row), "10", from[0], had...), 201, allow)
 						// Another amount, so that nothing is the very same call.
-						second := pair(w, "k2", "11", l, s...)
-						if scope == "disjoint" && lineage == "unrelated" {
+						second := pair(w, fmt.Sprint("second-", row), "11", from[1], inRow(row, s...)...)
+						before := len(w.entries(ctx))
+						if scope.name == "disjoint" && lineage.name == "unrelated" {
 							w.pay(ctx, second, 201, allow)
-							Expect(w.entries(ctx)).To(HaveLen(2), row)
+							Expect(w.entries(ctx)).To(HaveLen(before+1), what)
 							continue
 						}
 						p := w.pay(ctx, second, 409, unknownHold).problem()
 						var reasons []v1alpha1.HoldReason
-						if scope != "disjoint" {
-							reasons = append(reasons, scopeReason)
+						if scope.name != "disjoint" {
+							reasons = append(reasons, v1alpha1.HoldScopeOverlap)
 						}
-						if lineage != "unrelated" {
-							reasons = append(reasons, lineageReason)
+						if lineage.name != "unrelated" {
+							reasons = append(reasons, v1alpha1.HoldLineageOverlap)
 						}
 						h := w.holdIs(ctx, p.Hold, v1alpha1.HoldHeld)
-						Expect(h.Spec.Reasons).To(ConsistOf(reasons), row)
-						Expect(h.Spec.Matches).To(HaveLen(1), row)
-						Expect(h.Spec.Matches[0].IntentID).To(Equal("k1"), row)
-						// The very same call under another ID is the first one's answer.
-						third := pair(w, "k3", "10", l, s...)
-						if scope == "equal" && lineage == "same" && fmt.Sprint(s) == fmt.Sprint(first) {
+						Expect(h.Spec.Reasons).To(ConsistOf(reasons), what)
+						Expect(h.Spec.Matches).To(HaveLen(1), what)
+						Expect(h.Spec.Matches[0].IntentID).To(Equal(fmt.Sprint("first-", row)), what)
+						// The very same call under another ID gets the first one's answer, and no other does.
+						third := pair(w, fmt.Sprint("third-", row), "10", from[1], inRow(row, s...)...)
+						if scope.name == "equal" && lineage.name == "same" && fmt.Sprint(s) == fmt.Sprint(first) {
 							got := w.pay(ctx, third, 201, replay)
-							Expect(got.body).To(Equal(paid.body), row)
-							Expect(got.header.Get("Holdfast-Intent")).To(Equal("k1"), row)
+							Expect(got.body).To(Equal(paid.body), what)
+							Expect(got.header.Get("Holdfast-Intent")).To(Equal(fmt.Sprint("first-", row)), what)
 						} else {
 							w.pay(ctx, third, 409, unknownHold)
 						}
-						Expect(w.entries(ctx)).To(HaveLen(1), row)
+						Expect(w.entries(ctx)).To(HaveLen(before), what)
 					}
 				}
-				Expect(n).To(Equal(len(ofScope) * len(ofLineage)))
+				Expect(row).To(Equal(len(scope.scopes) * len(lineage.lineages)))
 			})
 		}
 	}

@@ -15,8 +15,11 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 	"github.com/holdfast-dev/holdfast/hack/controlplane/assets"
 	"github.com/holdfast-dev/holdfast/hack/dev/cluster"
 	"github.com/holdfast-dev/holdfast/hack/dev/whole"
@@ -65,10 +68,25 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 		Log: GinkgoWriter,
 	})
 	Expect(err).NotTo(HaveOccurred())
-	admin, err = all.Admin()
-	Expect(err).NotTo(HaveOccurred())
+	admin = clientAs("")
 	early.begin(ctx)
 }, NodeTimeout(15*time.Minute))
+
+// clientAs is the administrator's client, or somebody's whom the administrator stands
+// in for. It does not slow itself down: the specs poll.
+func clientAs(user string) client.Client {
+	GinkgoHelper()
+	config, err := all.RESTConfig()
+	Expect(err).NotTo(HaveOccurred())
+	config.QPS = -1
+	config.Impersonate.UserName = user
+	known := runtime.NewScheme()
+	Expect(scheme.AddToScheme(known)).To(Succeed())
+	Expect(v1alpha1.AddToScheme(known)).To(Succeed())
+	c, err := client.New(config, client.Options{Scheme: known})
+	Expect(err).NotTo(HaveOccurred())
+	return c
+}
 
 var _ = JustAfterEach(func() {
 	if CurrentSpecReport().Failed() {

@@ -171,7 +171,9 @@ func (w *world) change(ctx context.Context, name string, change func(*v1alpha1.A
 
 func (w *world) ready(ctx context.Context, name string) {
 	GinkgoHelper()
-	Eventually(func(ctx context.Context) error { return w.condition(ctx, name, v1alpha1.ConditionReady, metav1.ConditionTrue) }).
+	Eventually(func(ctx context.Context) error {
+		return w.condition(ctx, name, v1alpha1.ConditionReady, metav1.ConditionTrue)
+	}).
 		WithContext(ctx).Should(Succeed())
 }
 
