@@ -18,12 +18,13 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/go-logr/logr"
-	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/holdfast-dev/holdfast/hack/controlplane/assets"
 	"github.com/holdfast-dev/holdfast/hack/dev/cluster"
@@ -40,7 +41,7 @@ const (
 
 func main() {
 	// The API client's library would complain, in the middle of the story, that nobody reads its logs.
-	ctrllog.SetLogger(logr.Discard())
+	log.SetLogger(logr.Discard())
 	// A second Ctrl-C ends the program at once: the next run then clears up first.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
@@ -79,11 +80,11 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	}
 	defer release()
 
-	log := &indented{to: out}
+	progress := &indented{to: out}
 	down := func() error {
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), endLimit)
 		defer cancel()
-		return whole.Down(end, dir, false, log)
+		return whole.Down(end, dir, false, progress)
 	}
 	// What a demo that was killed has left behind.
 	if err := down(); err != nil {
@@ -100,7 +101,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		}
 		err = errors.Join(err, down())
 	}()
-	if err := d.setUp(ctx, root, log); err != nil {
+	if err := d.setUp(ctx, root, progress); err != nil {
 		return ended(ctx, err)
 	}
 	ready := time.Since(began)
@@ -120,7 +121,7 @@ func ended(ctx context.Context, err error) error {
 }
 
 // setUp starts all of it and applies the demo's tool.
-func (d *demo) setUp(ctx context.Context, root string, log io.Writer) error {
+func (d *demo) setUp(ctx context.Context, root string, progress io.Writer) error {
 	d.say("Setting up: a control plane, the manager, a payment provider, the samples.")
 	ports, err := cluster.FreePorts(2)
 	if err != nil {
@@ -132,7 +133,7 @@ func (d *demo) setUp(ctx context.Context, root string, log io.Writer) error {
 		UnsafeNoFsync: true,
 		// The shortest leases that the manager takes, so that the crash is over soon.
 		ManagerArgs: []string{"--lease-settlement=500ms", "--lease-margin=250ms", "--lease-grace=1s"},
-		Log:         log,
+		Log:         progress,
 	})
 	if err != nil {
 		return err
@@ -149,7 +150,7 @@ func (d *demo) setUp(ctx context.Context, root string, log io.Writer) error {
 	if err != nil {
 		return err
 	}
-	const named = "127.0.0.1:18080"
+	named := "127.0.0.1:" + strconv.Itoa(whole.SamplesProviderPort)
 	if !strings.Contains(string(text), named) {
 		return fmt.Errorf("hack/demo/refund.yaml does not name the provider as %s", named)
 	}
