@@ -150,7 +150,7 @@ func (c *call) show(a guard.Answer) *problem {
 	if h := v.Hold; h != nil {
 		doc.Hold = &holdDocument{
 			Name: h.Name, State: h.State, Reasons: h.Reasons, Cause: h.Cause, Effect: h.Effect, Decision: h.Decision,
-			OwnMatches: ownMatches(guard.Answer{Intent: v, Matches: h.Matches}, c.caller.Username),
+			OwnMatches: ownMatches(guard.Answer{Intent: v, Matches: h.Matches}, c.caller),
 		}
 		if !h.WaitingUntil.IsZero() {
 			doc.Hold.WaitingUntil = &h.WaitingUntil

@@ -117,8 +117,8 @@ func (p *problem) write(w http.ResponseWriter) {
 // fromGuard puts an answer that is not the upstream's into words.
 func fromGuard(a guard.Answer, who access.Caller) *problem {
 	p := &problem{Verdict: a.Verdict, Reason: string(a.Reason), RetryAfter: seconds(a.RetryAfter)}
-	v, caller := a.Intent, who.Username
-	if v.Caller == caller && (v.CallerUID == "" || v.CallerUID == who.UID) {
+	v := a.Intent
+	if v.Caller == who.Username && (v.CallerUID == "" || v.CallerUID == who.UID) {
 		p.Intent = v.IntentID
 		if v.Exists {
 			p.Poll = pollPath(v.Namespace, v.Tool, v.IntentID)
@@ -153,7 +153,7 @@ func fromGuard(a guard.Answer, who access.Caller) *problem {
 			"This payment is being made right now by an earlier call. Do not pay it in another way and do not use a new intent ID: "+
 				"wait, then send the same request again to get its answer."+ask)
 	case guard.UnknownHold:
-		p.Hold, p.OwnMatches, p.RetryAfter = a.Hold, ownMatches(a, caller), 0
+		p.Hold, p.OwnMatches, p.RetryAfter = a.Hold, ownMatches(a, who), 0
 		return set(http.StatusConflict, "unknown-hold", "A person must decide", holdAction(a, p), holdDetail(a, p, ask))
 	case guard.Deny:
 		switch a.Reason {
@@ -164,7 +164,7 @@ func fromGuard(a guard.Answer, who access.Caller) *problem {
 			return set(http.StatusForbidden, "marked-failed", "The payment was marked as failed", actNewIntent,
 				"A person has confirmed that nothing was paid, and closed this intent. If the payment is still wanted, make it as a new one, with a new intent ID."+ask)
 		case guard.ReasonTooManyHolds:
-			p.OwnMatches = ownMatches(a, caller)
+			p.OwnMatches = ownMatches(a, who)
 			return set(http.StatusTooManyRequests, "too-many-holds", "Too many payments wait for a person", actRetryLater,
 				"Nothing was sent. This payment overlaps with others and would have to wait for a person, but too many already do. Come back after some of them were decided.")
 		case guard.ReasonUnreachable:
@@ -240,10 +240,10 @@ func reasonTexts(reasons []guard.Reason) string {
 }
 
 // ownMatches are those of the matches that are this caller's.
-func ownMatches(a guard.Answer, caller string) []ownMatch {
+func ownMatches(a guard.Answer, who access.Caller) []ownMatch {
 	var out []ownMatch
 	for _, m := range a.Matches {
-		if m.Caller == caller {
+		if m.Caller == who.Username && m.CallerUID == who.UID {
 			out = append(out, ownMatch{
 				IntentID: m.IntentID, Tool: m.Tool, State: m.State, Relation: m.Relation, Amount: m.Amount, At: m.At,
 				Poll: pollPath(a.Intent.Namespace, m.Tool, m.IntentID),

@@ -162,13 +162,15 @@ type Result struct {
 
 // Match is a record that stands in a call's way.
 type Match struct {
-	Caller   string        `json:"caller"`
-	Tool     string        `json:"tool"`
-	IntentID string        `json:"intentID"`
-	Relation string        `json:"relation"`
-	Amount   *intent.Money `json:"amount,omitempty"`
-	State    State         `json:"state"`
-	At       time.Time     `json:"at"`
+	Caller string `json:"caller"`
+	// CallerUID tells a ServiceAccount from an earlier one of the same name.
+	CallerUID string        `json:"callerUID,omitempty"`
+	Tool      string        `json:"tool"`
+	IntentID  string        `json:"intentID"`
+	Relation  string        `json:"relation"`
+	Amount    *intent.Money `json:"amount,omitempty"`
+	State     State         `json:"state"`
+	At        time.Time     `json:"at"`
 }
 
 // MaxMatches is how many matches a hold keeps.

@@ -34,7 +34,7 @@ func digest(parts ...string) string {
 func markString(kind, budget, rest string) string { return lengthPrefixed(kind, budget, rest) }
 
 func exactString(h *header, budget string) string {
-	return markString(markExact, budget, digest(h.Tool, h.Caller, h.Scope.String(), string(h.Lineage), h.Fingerprint))
+	return markString(markExact, budget, digest(h.Tool, h.Caller, h.CallerUID, h.Scope.String(), string(h.Lineage), h.Fingerprint))
 }
 
 func paymentString(h *header, budget string) string {
@@ -46,7 +46,7 @@ func paymentString(h *header, budget string) string {
 }
 
 func neverSentString(h *header, budget string) string {
-	return markString(markNeverSent, budget, digest(h.Tool, h.Caller, h.Scope.String()))
+	return markString(markNeverSent, budget, digest(h.Tool, h.Caller, h.CallerUID, h.Scope.String()))
 }
 
 // marks are those that the record leaves in its present state.
@@ -223,7 +223,7 @@ func matches(obs []obstacle) []Match {
 			relation = string(o.reasons[0])
 		}
 		out = append(out, Match{
-			Caller: o.Caller, Tool: o.Tool, IntentID: o.IntentID, Relation: relation,
+			Caller: o.Caller, CallerUID: o.CallerUID, Tool: o.Tool, IntentID: o.IntentID, Relation: relation,
 			Amount: o.Amount, State: o.State, At: o.Changed,
 		})
 	}
