@@ -77,7 +77,7 @@ func TestTheTableHasEveryStep(t *testing.T) {
 	var out bytes.Buffer
 	d := &demo{out: &out, rows: []row{{what: "first", entries: 2, total: 2, took: 1500 * time.Millisecond}, {what: "second", total: 2}}}
 	d.summary(20*time.Second, 25*time.Second)
-	for _, want := range []string{"1     first   2            2              1.5 s", "2     second  0            2              0.0 s", "set up", "25.0 s in all"} {
+	for _, want := range []string{"1     first          2            2              1.5 s", "2     second         0            2              0.0 s", "set up", "25.0 s in all"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is missing in\n%s", want, out.String())
 		}
