@@ -1,0 +1,315 @@
+// The manager is killed, and stopped, for real, while payments are on their way.
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/holdfast-dev/holdfast/api/v1alpha1"
+	"github.com/holdfast-dev/holdfast/hack/dev/whole"
+)
+
+// retryEvery is how soon an agent tries again.
+const retryEvery = 50 * time.Millisecond
+
+// payment is an intent of the load, and how it ended for its agent.
+type payment struct {
+	call  call
+	order string
+	// acked is the success that its agent was told.
+	acked *reply
+	err   error
+}
+
+// drive is what an agent does until it has an answer: it sends the same call under
+// the same ID, through refused connections, answers cut short, and 503.
+func (p *payment) drive(ctx context.Context, w *world) {
+	tick := time.NewTicker(retryEvery)
+	defer tick.Stop()
+	for {
+		got := w.call(ctx, p.call)
+		switch {
+		case got.err != nil, got.status == http.StatusServiceUnavailable, got.verdict() == inFlight,
+			got.status == http.StatusBadGateway && got.verdict() == deny:
+			// Nothing is known yet, or nothing was sent.
+		case got.status == http.StatusCreated && (got.verdict() == allow || got.verdict() == replay):
+			p.acked = &got
+			return
+		case got.status == http.StatusConflict && got.verdict() == unknownHold:
+			return
+		default:
+			p.err = fmt.Errorf("%s: %s", p.call.id, got)
+			return
+		}
+		select {
+		case <-ctx.Done():
+			p.err = fmt.Errorf("%s: no answer in the end: %s", p.call.id, got)
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+var _ = Describe("A manager that dies", func() {
+	It("20 SIGKILLs in the middle of calls under load", func(ctx SpecContext) {
+		const kills, agentsAtWork = 20, 8
+		var deduplication map[string]string
+		Expect(ask(ctx, http.MethodGet, "/deduplication", nil, &deduplication)).To(Succeed())
+		Expect(deduplication).To(HaveKeyWithValue("window", "0s"))
+		w := newWorld(ctx)
+
+		// Half of the payments take their time before the money moves, half after it; some end badly by themselves.
+		faults := []string{"delay:150ms", "delay-after-commit:150ms", "", "delay:50ms", "close-after-commit", "delay-after-commit:50ms"}
+		var (
+			next     atomic.Int64
+			stop     = make(chan struct{})
+			mu       sync.Mutex
+			payments []*payment
+			working  sync.WaitGroup
+		)
+		for range agentsAtWork {
+			working.Go(func() {
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					n := int(next.Add(1))
+					order := fmt.Sprint("order-", n)
+					p := &payment{order: order, call: call{id: fmt.Sprint("intent-", n), body: w.order(order, fmt.Sprint(n)), fault: faults[n%len(faults)]}}
+					p.drive(ctx, w)
+					mu.Lock()
+					payments = append(payments, p)
+					mu.Unlock()
+				}
+			})
+		}
+		for n := range kills {
+			before := sent(ctx)
+			Eventually(func() int { return sent(ctx) }).WithPolling(5*time.Millisecond).Should(BeNumerically(">=", before+agentsAtWork), "kill %d", n)
+			killManager()
+			startManager(ctx)
+		}
+		close(stop)
+		working.Wait()
+
+		charges := map[string]int{}
+		for _, e := range w.entries(ctx) {
+			charges[e.OrderID]++
+		}
+		acked, held := 0, 0
+		for _, p := range payments {
+			Expect(p.err).NotTo(HaveOccurred())
+			Expect(charges[p.order]).To(BeNumerically("<=", 1), "%s was charged twice", p.order)
+			if p.acked != nil {
+				acked++
+				Expect(charges[p.order]).To(Equal(1), "%s was told that it was paid", p.order)
+				again := w.pay(ctx, p.call, http.StatusCreated, replay)
+				Expect(again.body).To(Equal(p.acked.body), p.order)
+				continue
+			}
+			held++
+			var doc intentDocument
+			Eventually(func(ctx context.Context) (string, error) {
+				var err error
+				doc, err = w.tryPoll(ctx, charge, p.call.id, "")
+				return doc.State, err
+			}).WithContext(ctx).Should(Equal("Held"), p.order)
+			Expect(doc.Hold).NotTo(BeNil())
+			Expect(doc.Hold.Reasons).To(Equal([]string{"OutcomeUnknown"}))
+			Eventually(func(ctx context.Context) error { _, err := w.hold(ctx, doc.Hold.Name); return err }).WithContext(ctx).Should(Succeed())
+		}
+		// Every entry of the ledger belongs to a payment that somebody asked for.
+		Expect(charges).NotTo(HaveKey(""))
+		Expect(len(charges)).To(BeNumerically("<=", len(payments)))
+		ofKills := 0
+		for _, p := range payments {
+			if p.acked == nil && p.call.fault != "close-after-commit" {
+				ofKills++
+			}
+		}
+		GinkgoWriter.Printf("%d payments: %d told as paid, %d held, %d of them by a kill; %d charges\n", len(payments), acked, held, ofKills, len(charges))
+		Expect(ofKills).To(BeNumerically(">=", kills/2), "the kills did not meet calls in the middle")
+		Expect(acked).To(BeNumerically(">=", kills))
+	}, NodeTimeout(10*time.Minute))
+
+	It("R03: killed in the middle of a call, the intent is held as unknown and not run again", func(ctx SpecContext) {
+		w := newWorld(ctx)
+		c := call{id: "k1", body: w.order("9", "10"), fault: "hold-after-commit"}
+		cut := w.start(ctx, c)
+		w.underWay(ctx, 1)
+		killManager()
+		Expect((<-cut).err).To(HaveOccurred())
+		startManager(ctx)
+		nothingSent(ctx, func() {
+			Eventually(func(ctx context.Context) (string, error) {
+				doc, err := w.tryPoll(ctx, charge, "k1", "5s")
+				return doc.State, err
+			}).WithContext(ctx).WithTimeout(lease + grace + 5*time.Second).Should(Equal("Held"))
+			p := w.pay(ctx, c, 409, unknownHold).problem()
+			Expect(p.Reason).To(Equal("OutcomeUnknown"))
+			w.holdIs(ctx, p.Hold, v1alpha1.HoldHeld)
+			w.pay(ctx, call{id: "k2", body: w.order("9", "10")}, 409, unknownHold)
+			w.resolve(ctx, p.Hold, resolution{Decision: "MarkPaid", ProviderReference: "ch_9", Result: `{"paid":true}`})
+			Expect(w.pay(ctx, c, 200, replay).body).To(Equal(`{"paid":true}`))
+		})
+		w.letGo(ctx)
+		Expect(w.charged(ctx, "9")).To(Equal(1))
+	})
+
+	It("a hold that was made in the last moment is shown by the next process", func(ctx SpecContext) {
+		w := newWorld(ctx)
+		w.pay(ctx, call{id: "k1", body: w.order("9", "10")}, 201, allow)
+		hold := w.pay(ctx, call{id: "k2", body: w.order("9", "11")}, 409, unknownHold).problem().Hold
+		killManager()
+		startManager(ctx)
+		w.holdIs(ctx, hold, v1alpha1.HoldHeld)
+	})
+
+	It("R19: stopped right after its Reserve, and going on when its lease is over, it sends nothing", func(ctx SpecContext) {
+		w := newWorld(ctx)
+		upstream := openStalled(ctx)
+		w.change(ctx, charge, func(tool *v1alpha1.AgentTool) {
+			tool.Spec.Upstream.HTTP.URL = "http://" + upstream.address + "/charges"
+		})
+
+		c := call{id: "k1", body: w.order("9", "10")}
+		first := w.start(ctx, c)
+		// The Reserve is durable; the connection cannot be made yet, so that nothing is sent.
+		Eventually(func(ctx context.Context) (string, error) {
+			doc, err := w.tryPoll(ctx, charge, "k1", "")
+			return doc.State, err
+		}).WithContext(ctx).WithPolling(5 * time.Millisecond).Should(Equal("InFlight"))
+		Expect(all.Kill(whole.Manager, syscall.SIGSTOP)).To(Succeed())
+		stopped := time.Now()
+		running := true
+		defer func() {
+			if running {
+				_ = all.Kill(whole.Manager, syscall.SIGCONT)
+			}
+		}()
+		// The kernel makes the connection for the process that stands still.
+		upstream.drain()
+		Eventually(upstream.connections).WithContext(ctx).Should(BeNumerically(">=", 1))
+		Expect(upstream.bytes()).To(BeZero())
+		Eventually(func() time.Duration { return time.Since(stopped) }).Should(BeNumerically(">", lease+grace))
+		Expect(all.Kill(whole.Manager, syscall.SIGCONT)).To(Succeed())
+		running = false
+
+		got := <-first
+		Expect(got.err).NotTo(HaveOccurred())
+		Expect(got.verdict()).To(BeElementOf(deny, unknownHold, inFlight), got.String())
+		Eventually(upstream.open).WithContext(ctx).Should(BeZero())
+		Expect(upstream.bytes()).To(BeZero(), "it sent after its lease")
+
+		// The payment is still made, once: by itself, or after a person's word.
+		w.change(ctx, charge, func(tool *v1alpha1.AgentTool) { tool.Spec.Upstream.HTTP.URL = all.ProviderURL() + "/charges" })
+		if p := w.poll(ctx, charge, "k1", ""); p.State == "Held" {
+			w.resolve(ctx, p.Hold.Name, release)
+		}
+		paid := &payment{call: c, order: "9"}
+		paid.drive(ctx, w)
+		Expect(paid.err).NotTo(HaveOccurred())
+		Expect(paid.acked).NotTo(BeNil())
+		Expect(w.charged(ctx, "9")).To(Equal(1))
+		Expect(upstream.bytes()).To(BeZero())
+	})
+})
+
+// stalled is an upstream whose queue of connections is full, so that a new connection
+// is neither made nor refused, until drain lets them in. It counts what is sent to it.
+type stalled struct {
+	address  string
+	listener net.Listener
+	fillers  []net.Conn
+
+	mu                    sync.Mutex
+	accepted, ended, sent int
+}
+
+func openStalled(ctx context.Context) *stalled {
+	GinkgoHelper()
+	// net.Listen has no way to ask for the shortest queue.
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
+	Expect(err).NotTo(HaveOccurred())
+	file := os.NewFile(uintptr(fd), "stalled")
+	syscall.CloseOnExec(fd)
+	Expect(syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})).To(Succeed())
+	Expect(syscall.Listen(fd, 0)).To(Succeed())
+	listener, err := net.FileListener(file)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(file.Close()).To(Succeed())
+	s := &stalled{address: listener.Addr().String(), listener: listener}
+	DeferCleanup(func() {
+		_ = listener.Close()
+		for _, c := range s.fillers {
+			_ = c.Close()
+		}
+	})
+	// Full is when one is left waiting.
+	for dialer := (net.Dialer{Timeout: 500 * time.Millisecond}); ; {
+		conn, err := dialer.DialContext(ctx, "tcp", s.address)
+		if err != nil {
+			return s
+		}
+		s.fillers = append(s.fillers, conn)
+		Expect(len(s.fillers)).To(BeNumerically("<", 64), "the queue does not become full")
+	}
+}
+
+// drain lets waiting connections in. Those of the test itself are not counted.
+func (s *stalled) drain() {
+	own := map[string]bool{}
+	for _, c := range s.fillers {
+		own[c.LocalAddr().String()] = true
+	}
+	go func() {
+		for {
+			conn, err := s.listener.Accept()
+			if err != nil {
+				return
+			}
+			if own[conn.RemoteAddr().String()] {
+				_ = conn.Close()
+				continue
+			}
+			s.mu.Lock()
+			s.accepted++
+			s.mu.Unlock()
+			go s.count(conn)
+		}
+	}()
+}
+
+func (s *stalled) count(conn net.Conn) {
+	defer func() { _ = conn.Close() }()
+	buffer := make([]byte, 4096)
+	for {
+		n, err := conn.Read(buffer)
+		s.mu.Lock()
+		s.sent += n
+		if err != nil {
+			s.ended++
+		}
+		s.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (s *stalled) connections() int { s.mu.Lock(); defer s.mu.Unlock(); return s.accepted }
+func (s *stalled) open() int        { s.mu.Lock(); defer s.mu.Unlock(); return s.accepted - s.ended }
+func (s *stalled) bytes() int       { s.mu.Lock(); defer s.mu.Unlock(); return s.sent }
