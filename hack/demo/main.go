@@ -92,7 +92,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	}
 	d := &demo{out: out, dir: dir}
 	defer func() {
-		if err != nil {
+		if err != nil && ctx.Err() == nil {
 			d.blackBox()
 		}
 		if *keep {
