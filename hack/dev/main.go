@@ -19,11 +19,16 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-logr/logr"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
 	"github.com/holdfast-dev/holdfast/hack/controlplane/assets"
 	"github.com/holdfast-dev/holdfast/hack/dev/whole"
 )
 
 func main() {
+	// What the client library has to say, it says as an error.
+	log.SetLogger(logr.Discard())
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	switch err := run(ctx, os.Args[1:]); {

@@ -781,8 +781,8 @@ func TestDrain(t *testing.T) {
 	if got := <-second; got.status != 409 || got.verdict() != string(guard.InFlightNow) {
 		t.Errorf("the waiting call got %+v", got)
 	}
-	if _, err := http.Get(r.url); err == nil {
-		t.Error("a draining gateway still accepts connections")
+	if resp, err := http.Get(r.url); err == nil {
+		t.Error("a draining gateway still accepts connections", resp.Body.Close())
 	}
 	r.p.Release(nil)
 	if got := <-first; got.status != 201 {

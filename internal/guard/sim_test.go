@@ -50,7 +50,7 @@ const (
 	simTimeout     = 2 * time.Second
 	simSettlement  = time.Second
 	simMargin      = 500 * time.Millisecond
-	simGrace       = time.Second
+	simGrace       = 4 * time.Second
 	simSettleAfter = 3 * time.Second
 	simLease       = simTimeout + simSettlement + simMargin
 	simFinal       = simLease + simGrace + simSettleAfter
@@ -1135,7 +1135,7 @@ func (w *world) round(round int) {
 	p := w.procs[0]
 	sweep := func() { w.start(p, "sweep", func() { _ = p.engine.Sweep(context.Background()) }) }
 	for range 4 {
-		w.pass(simFinal / 2)
+		w.pass(time.Duration(w.rng.Int64N(int64(simFinal)) + 1))
 		sweep()
 		w.drain()
 		w.start(p, "sync", func() { w.sync(p) })

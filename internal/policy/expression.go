@@ -160,7 +160,7 @@ func isMissing(err error) bool {
 		return false
 	}
 	for ; err != nil; err = errors.Unwrap(err) {
-		if err == errAbsent || reflect.TypeOf(err) == missing {
+		if errors.Is(err, errAbsent) || reflect.TypeOf(err) == missing {
 			return true
 		}
 	}

@@ -248,7 +248,7 @@ func waitForPolicies(ctx context.Context) error {
 	if err := poll(ctx, func() error {
 		err := admin.Create(ctx, validHold("probe"), client.DryRunAll)
 		if err == nil || !strings.Contains(err.Error(), "only the operator") {
-			return fmt.Errorf("a hold that an admin makes should be refused, got: %v", err)
+			return fmt.Errorf("a hold that an admin makes should be refused, got: %w", err)
 		}
 		return nil
 	}); err != nil {
@@ -261,7 +261,7 @@ func waitForPolicies(ctx context.Context) error {
 	if err := poll(ctx, func() error {
 		err := as("bob", "system:masters").Patch(ctx, hold.DeepCopy(), resolve(map[string]any{"decision": "Reject", "reason": "probe", "by": "eve"}), client.DryRunAll)
 		if err == nil || !strings.Contains(err.Error(), "spec.resolution.by must be") {
-			return fmt.Errorf("a forged resolution should be refused, got: %v", err)
+			return fmt.Errorf("a forged resolution should be refused, got: %w", err)
 		}
 		return nil
 	}); err != nil {

@@ -64,7 +64,7 @@ func ceilMillis(t time.Time) time.Time {
 func (m *model) step(r store.Reserve, have store.Result, err error) error {
 	if r.Epoch != m.identity.Epoch {
 		if !errors.Is(err, store.ErrMemoryLost) {
-			return fmt.Errorf("another epoch is answered with %v, %v", have, err)
+			return fmt.Errorf("another epoch is answered with %v, %w", have, err)
 		}
 		return nil
 	}
