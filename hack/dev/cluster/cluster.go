@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -457,17 +458,30 @@ func (c *Cluster) lostPort() bool {
 	return false
 }
 
+// The ports that FreePorts picks from. The system gives those above to connections
+// that go out, and one of them would soon be taken while its server is down for a moment.
+const firstPort, lastPort = 20000, 32767
+
 // FreePorts returns ports of the loopback address that nobody listens on now.
 func FreePorts(n int) ([]int, error) {
+	const perPort = 100
 	ports := make([]int, 0, n)
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+	var last error
+	for range n * perPort {
+		if len(ports) == n {
+			break
+		}
+		l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(firstPort+rand.IntN(lastPort-firstPort+1)))
 		if err != nil {
-			return nil, err
+			last = err
+			continue
 		}
 		// All are held until the last is chosen, so that they differ.
 		defer func() { _ = l.Close() }()
 		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+	}
+	if len(ports) < n {
+		return nil, fmt.Errorf("find %d free ports from %d to %d: %w", n, firstPort, lastPort, last)
 	}
 	return ports, nil
 }
