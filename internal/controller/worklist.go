@@ -291,5 +291,5 @@ func moneyOf(m *intent.Money) *v1alpha1.Money {
 	if m == nil {
 		return nil
 	}
-	return &v1alpha1.Money{Value: m.Value, Currency: m.Currency}
+	return &v1alpha1.Money{Value: m.Display(), Currency: m.Currency}
 }

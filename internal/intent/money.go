@@ -187,6 +187,17 @@ func (m Money) Minor() string {
 	return n.shift(exponent).String()
 }
 
+// Display gives the value as people write it: with all digits that an ISO 4217
+// currency has, 49.90 USD. A token's value stays as it is.
+func (m Money) Display() string {
+	digits, ok := currency.GetDigits(m.Currency)
+	if !ok || digits == 0 {
+		return m.Value
+	}
+	whole, fraction, _ := strings.Cut(m.Value, ".")
+	return whole + "." + fraction + strings.Repeat("0", max(int(digits)-len(fraction), 0))
+}
+
 // Cmp is -1, 0 or 1 as m is less than, equal to or greater than o. Amounts of
 // different currencies, and those that NewMoney would not make, are an error.
 func (m Money) Cmp(o Money) (int, error) {

@@ -206,3 +206,22 @@ func FuzzNewMoney(f *testing.F) {
 		}
 	})
 }
+
+func TestMoneyDisplay(t *testing.T) {
+	for _, c := range []struct{ value, currency, want string }{
+		{"49.9", "USD", "49.90"},
+		{"50", "USD", "50.00"},
+		{"0.01", "USD", "0.01"},
+		{"705", "JPY", "705"},
+		{"1.2", "KWD", "1.200"},
+		{"1.5", "USDC/6", "1.5"},
+	} {
+		m, err := NewMoney(c.value, c.currency, UnitMajor)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := m.Display(); got != c.want {
+			t.Errorf("%s is displayed as %s, want %s", m, got, c.want)
+		}
+	}
+}
