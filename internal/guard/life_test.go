@@ -413,3 +413,13 @@ func TestABrokenStepIsNotWritten(t *testing.T) {
 		t.Fatalf("version %d became %d", before.version, after.version)
 	}
 }
+
+func TestACloneSharesNothingThatChanges(t *testing.T) {
+	r := soundRecord(t, Held)
+	r.Passed, r.Ended = []passed{{Watermark: "1"}}, []hold{{Number: 0}}
+	c := r.clone()
+	c.Attempts[0].Outcome, c.Current.Number, c.Passed[0].Watermark, c.Ended[0].Number = AttemptUnknown, 7, "7", 7
+	if r.Attempts[0].Outcome != AttemptFailed || r.Current.Number != 1 || r.Passed[0].Watermark != "1" || r.Ended[0].Number != 0 {
+		t.Fatalf("the original changed with it: %+v", r)
+	}
+}

@@ -157,6 +157,22 @@ func TestExactMatchIsOfOneToolAndOneCaller(t *testing.T) {
 	}
 }
 
+func TestAnotherServiceAccountOfTheSameNameIsAnotherCaller(t *testing.T) {
+	s := tell(t)
+	again := func(c *Call) { c.CallerUID = "uid-2" }
+	first := s.call("first", "order/9").on("sess_a/call-4")
+	s.pay(first, "re_1")
+	// It gets nobody else's answer,
+	s.wantHeld(s.admit(first.under("second").with(again)), ScopeOverlap, LineageOverlap)
+	// nor somebody else's hold.
+	s.pay(s.call("cause", "order/10/item/1"), "re_2")
+	held := s.call("held", "order/10")
+	s.wantHeld(s.admit(held), ScopeOverlap)
+	if a := s.admit(held.under("other").with(again)); a.Intent.IntentID != "other" {
+		t.Fatalf("shown the hold of %s", a.Intent.IntentID)
+	}
+}
+
 func TestIntentsAreComparedWithinABudget(t *testing.T) {
 	s := tell(t)
 	first := s.call("first", "order/9").on("sess_a/call-4")

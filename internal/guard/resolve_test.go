@@ -444,6 +444,27 @@ func TestAReleaseCoversLineagesOnlyIfTheyWereCompared(t *testing.T) {
 	s.sendUnder(c, compare)
 }
 
+func TestWhatReleasesCoverAddsUp(t *testing.T) {
+	ignore, compare := storyPolicy(), storyPolicy()
+	ignore.IgnoreLineage = true
+	s := tell(t)
+	s.settle(s.sendUnder(s.call("lineage", "seat/1").on("sess_a/call-1"), compare), paid("re_1"))
+	c := s.call("intent-1", "order/9").on("sess_a")
+	s.wantHeld(s.admitUnder(c, compare), LineageOverlap)
+	s.take(c, Release)
+	s.settle(s.sendUnder(s.call("scope", "order/9/item/1"), ignore), paid("re_2"))
+	s.wantHeld(s.admitUnder(c, ignore), ScopeOverlap)
+	s.take(c, Release)
+	// The second hold had not compared lineages, so its release does not count; the first one's does.
+	a := s.admitUnder(c, compare)
+	s.wantHeld(a, ScopeOverlap)
+	if a.MatchCount != 1 || a.Matches[0].IntentID != "scope" {
+		t.Fatal(s.tellMatches(a))
+	}
+	s.take(c, Release)
+	s.sendUnder(c, compare)
+}
+
 func TestAReleasedCallIsSentOnce(t *testing.T) {
 	s := tell(t)
 	c := s.call("intent-1", "order/9")

@@ -161,8 +161,8 @@ func TestAStaleHolderFreesNobodysLease(t *testing.T) { // R05
 			}
 			s.want(s.admit(c), InFlightNow, ReasonInFlight)
 			// A forged fence settles nothing.
-			forged := *first
-			forged.Attempt = 2
+			forged := *second
+			forged.nonce = first.nonce
 			if _, err := s.Settle(s.ctx, &forged, paid("re_forged")); err == nil {
 				t.Fatal("another attempt's nonce settles")
 			}

@@ -159,6 +159,14 @@ func (n *network) List(ctx context.Context, l store.List) (page store.Page, err 
 	return page, nil
 }
 
+func (n *network) Meter(ctx context.Context, meter string) (sum string, err error) {
+	lost := n.ask("Meter", func() error { sum, err = n.Store.Meter(ctx, meter); return err })
+	if lost != nil {
+		return "", lost
+	}
+	return sum, nil
+}
+
 // story is one test's stage.
 type story struct {
 	t       *testing.T

@@ -4,7 +4,6 @@
 package guard
 
 import (
-	"encoding/json"
 	"errors"
 	"slices"
 	"testing"
@@ -48,6 +47,18 @@ func TestTheStoresClockStepsWhileAnAttemptIsInFlight(t *testing.T) { // R28
 		s.sweep()
 		s.inState(c, InFlight)
 		s.pass(time.Second)
+		s.sweep()
+		s.inState(c, Held)
+	})
+	t.Run("back into the grace, and the holder is dead", func(t *testing.T) {
+		s := tell(t)
+		c := s.call("intent-1", "order/9")
+		s.send(c)
+		s.time.stepStore(-1)
+		s.pass(storyLease + storyGrace)
+		s.sweep()
+		s.want(s.admit(c), InFlightNow, ReasonInFlight)
+		s.pass(1)
 		s.sweep()
 		s.inState(c, Held)
 	})
@@ -162,18 +173,18 @@ func TestAJudgeWatchesTheAttemptNotTheRecord(t *testing.T) {
 	s := tell(t)
 	c := s.call("intent-1", "order/9")
 	judge := s.process()
-	s.settle(s.send(c), unreachable())
-	if err := judge.Sweep(s.ctx); err != nil {
-		t.Fatal(err)
-	}
-	s.pass(2 * time.Second)
-	s.send(c)
 	watch := func() {
 		t.Helper()
 		if err := judge.Sweep(s.ctx); err != nil {
 			t.Fatal(err)
 		}
 	}
+	first := s.send(c)
+	watch()
+	s.pass(time.Second)
+	s.settle(first, unreachable())
+	s.pass(2 * time.Second)
+	s.send(c) // the judge has seen nothing in between
 	watch()
 	s.pass(storyLease + storyGrace - 1)
 	watch()
@@ -377,48 +388,53 @@ func TestMarksLiveForTheWindowNotTheTTL(t *testing.T) {
 
 func TestOneBadRecordKeepsNoOtherFromBeingSwept(t *testing.T) {
 	s := tell(t)
-	bad, good := s.call("bad", "order/9"), s.call("good", "order/10")
-	s.send(bad)
+	sent, held, good := s.call("sent", "order/8"), s.call("held", "order/9"), s.call("good", "order/10")
+	s.send(sent)
+	s.lose(held)
 	s.send(good)
-	r, _, err := s.bolt.Get(s.ctx, bad.Key.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	spoil := func(header, body []byte) {
+	// spoil cuts the body off, and gives it back.
+	spoil := func(c Call) (mend func()) {
 		t.Helper()
-		cur, _, err := s.bolt.Get(s.ctx, bad.Key.String())
-		if err != nil {
-			t.Fatal(err)
+		write := func(body []byte) []byte {
+			t.Helper()
+			r, _, err := s.bolt.Get(s.ctx, c.Key.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			old := r.Body
+			rec := *r
+			rec.Body = body
+			res, err := s.bolt.Update(s.ctx, store.Write{Epoch: s.id.Epoch, Key: c.Key.String(), Expected: r.Version, Nonce: s.o.Nonce(), Record: &rec, KeepMarks: true})
+			if err != nil || res.Outcome != store.Written {
+				t.Fatal(res.Outcome, err)
+			}
+			return old
 		}
-		rec := *r
-		rec.Header, rec.Body = header, body
-		res, err := s.bolt.Update(s.ctx, store.Write{Epoch: s.id.Epoch, Key: bad.Key.String(), Expected: cur.Version, Nonce: "spoil" + string(body), Record: &rec, KeepMarks: true})
-		if err != nil || res.Outcome != store.Written {
-			t.Fatal(res.Outcome, err)
-		}
+		body := write([]byte("not JSON"))
+		return func() { write(body) }
 	}
-	spoil(r.Header, []byte("not JSON"))
+	mend := []func(){spoil(sent), spoil(held)}
 	s.pass(storyLease + storyGrace)
 	if err := s.Sweep(s.ctx); !errors.Is(err, ErrCorrupt) {
 		t.Fatalf("the sweep says %v", err)
 	}
 	s.inState(good, Held)
-	if _, err := s.Admit(s.ctx, bad, storyPolicy()); !errors.Is(err, ErrCorrupt) {
-		t.Fatalf("a call says %v", err)
-	}
-	if _, err := s.Poll(s.ctx, bad.Key); !errors.Is(err, ErrCorrupt) {
-		t.Fatalf("a poll says %v", err)
-	}
 	if got := s.heldIntents(); !slices.Equal(got, []string{"good"}) {
 		t.Fatalf("held: %v", got)
 	}
-	// It still stands in the way of others.
-	s.wantHeld(s.admit(bad.under("other")), ScopeOverlap)
-	var h header
-	if err := json.Unmarshal(r.Header, &h); err != nil {
-		t.Fatal(err)
+	for _, bad := range []Call{sent, held} {
+		if _, err := s.Admit(s.ctx, bad, storyPolicy()); !errors.Is(err, ErrCorrupt) {
+			t.Fatalf("a call says %v", err)
+		}
+		if _, err := s.Poll(s.ctx, bad.Key); !errors.Is(err, ErrCorrupt) {
+			t.Fatalf("a poll says %v", err)
+		}
+		// It still stands in the way of others.
+		s.wantHeld(s.admit(bad.under("beside "+bad.IntentID)), ScopeOverlap)
 	}
-	spoil(r.Header, r.Body) // mended, for the end of the story
+	for _, m := range mend {
+		m()
+	}
 }
 
 func TestWatchesAreForgotten(t *testing.T) {
