@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 	"github.com/holdfast-dev/holdfast/hack/controlplane/assets"
@@ -40,6 +41,7 @@ var (
 
 func TestEndToEnd(t *testing.T) {
 	RegisterFailHandler(Fail)
+	log.SetLogger(GinkgoLogr)
 	SetDefaultEventuallyTimeout(30 * time.Second)
 	SetDefaultEventuallyPollingInterval(50 * time.Millisecond)
 	EnforceDefaultTimeoutsWhenUsingContexts()
@@ -70,7 +72,24 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 	Expect(err).NotTo(HaveOccurred())
 	admin = clientAs("")
 	early.begin(ctx)
+	resolutionsAreStamped(ctx)
 }, NodeTimeout(15*time.Minute))
+
+// resolutionsAreStamped waits until a resolution can be written: the API server learns
+// of a kind's schema, which it needs for the stamp, some seconds after the kind is
+// there, and refuses all resolutions until then.
+func resolutionsAreStamped(ctx context.Context) {
+	GinkgoHelper()
+	w := newWorld(ctx)
+	w.pay(ctx, call{id: "k1", body: w.order("9", "10")}, 201, allow)
+	hold := w.pay(ctx, call{id: "k2", body: w.order("9", "11")}, 409, unknownHold).problem().Hold
+	w.holdIs(ctx, hold, v1alpha1.HoldHeld)
+	began := time.Now()
+	defer func() { GinkgoWriter.Printf("resolutions can be written after another %s\n", time.Since(began)) }()
+	Eventually(func(ctx context.Context) error {
+		return w.tryResolve(ctx, resolver, hold, resolution{Decision: "Reject"})
+	}).WithContext(ctx).WithTimeout(time.Minute).WithPolling(time.Second).Should(Succeed())
+}
 
 // clientAs is the administrator's client, or somebody's whom the administrator stands
 // in for. It does not slow itself down: the specs poll.
