@@ -227,7 +227,10 @@ func (e *Engine) late(cur *record, t *Ticket, res Result, now time.Time) (p pend
 func (r *record) lateSuccess(a *attempt, now time.Time) {
 	switch r.State {
 	case InFlight:
-		// kept, and joined at settlement
+		// Kept, and joined at settlement. A success under an earlier key of the provider
+		// is not part of that join: whether it and this attempt are two payments, a
+		// person must look at.
+		r.Disputed = r.Disputed || a.Generation != r.Generation
 	case Held:
 		r.Current.End, r.Current.EndedAt = HoldVoid, now
 		r.Current.Effect = "The upstream's answer arrived: it was paid. Nothing is left to decide."

@@ -13,6 +13,7 @@ package guard
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"iter"
 	"math/rand/v2"
@@ -168,6 +169,13 @@ func (w *world) violate(format string, args ...any) {
 	if w.violation == "" {
 		w.violation = fmt.Sprintf(format, args...)
 		w.logf("VIOLATION %s", w.violation)
+	}
+}
+
+// bug: an error that a mistake in the engine makes, and nothing else.
+func (w *world) bug(err error) {
+	if err != nil && !errors.Is(err, store.ErrUnavailable) && !errors.Is(err, ErrContended) && w.mutation == none && w.rule == "" {
+		w.violate("%v", err)
 	}
 }
 
@@ -684,6 +692,7 @@ func (w *world) call(p *process, in *simIntent, c Call) {
 	a, err := p.engine.Admit(ctx, c, pol)
 	if err != nil {
 		w.logf("%s: %v", who, err)
+		w.bug(err)
 		return
 	}
 	w.logf("%s: %s %s %s", who, a.Verdict, a.Reason, a.Hold)
@@ -753,6 +762,7 @@ func (w *world) finish(p *process, t *Ticket, res Result, who string, in *simInt
 	a, err := p.engine.Settle(context.Background(), t, res)
 	if err != nil {
 		w.logf("%s: settle %s: %v", who, res.Outcome, err)
+		w.bug(err)
 		return false
 	}
 	w.logf("%s: settles %s: %s %s %s", who, res.Outcome, a.Verdict, a.Reason, a.Hold)
@@ -850,6 +860,7 @@ func (w *world) take(p *process, o *object) {
 	}
 	v, err := p.engine.Resolve(context.Background(), *o.resolution)
 	if err != nil {
+		w.bug(err)
 		return
 	}
 	w.logf("p%d takes %s: %s %s", p.id, o.resolution.Decision, v.State, v.Effect)
@@ -1053,7 +1064,7 @@ func (w *world) one() {
 		d := []time.Duration{50 * time.Millisecond, 300 * time.Millisecond, time.Second, simLease, simFinal}[w.rng.IntN(5)]
 		w.pass(time.Duration(w.rng.Int64N(int64(d)) + 1))
 	case roll < 80 && alive:
-		w.start(p, fmt.Sprintf("p%d sweep", p.id), func() { _ = p.engine.Sweep(context.Background()) })
+		w.start(p, fmt.Sprintf("p%d sweep", p.id), func() { w.bug(p.engine.Sweep(context.Background())) })
 	case roll < 85 && alive:
 		w.start(p, fmt.Sprintf("p%d sync", p.id), func() { w.sync(p) })
 	case roll < 89 && alive:
@@ -1133,7 +1144,7 @@ func (w *world) landLate(round int) {
 // round is a minute in which everybody does what is theirs: sweep, show, decide, take, call.
 func (w *world) round(round int) {
 	p := w.procs[0]
-	sweep := func() { w.start(p, "sweep", func() { _ = p.engine.Sweep(context.Background()) }) }
+	sweep := func() { w.start(p, "sweep", func() { w.bug(p.engine.Sweep(context.Background())) }) }
 	for range 4 {
 		w.pass(time.Duration(w.rng.Int64N(int64(simFinal)) + 1))
 		sweep()
