@@ -48,7 +48,7 @@ func TestHoldIsShownWithinTwoSeconds(t *testing.T) {
 		Reasons: []v1alpha1.HoldReason{v1alpha1.HoldScopeOverlap},
 	}
 	got := o.Spec
-	if len(got.Matches) != 1 || got.Matches[0].IntentID != "first" || got.Matches[0].State != string(guard.Succeeded) || got.Matches[0].Amount.Value != "10" ||
+	if len(got.Matches) != 1 || got.Matches[0].IntentID != "first" || got.Matches[0].State != string(guard.Succeeded) || got.Matches[0].Amount.Value != "10.00" ||
 		got.Matches[0].At == nil || got.MatchCount == nil || *got.MatchCount != 1 {
 		t.Errorf("matches are %s of %v", asJSON(got.Matches), got.MatchCount)
 	}
