@@ -103,7 +103,7 @@ type IntentBudgetStatus struct {
 	// +kubebuilder:validation:Minimum=0
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
-	// held is how many intents of the budget wait for a person.
+	// held is how many intents of the budget are held and were never sent: what maxHeld bounds.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Held *int32 `json:"held,omitempty"`

@@ -13,7 +13,7 @@ import (
 type IntentBudgetStatusApplyConfiguration struct {
 	// observedGeneration is the generation of the spec that this status speaks of.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
-	// held is how many intents of the budget wait for a person.
+	// held is how many intents of the budget are held and were never sent: what maxHeld bounds.
 	Held *int32 `json:"held,omitempty"`
 	// conditions are Ready, and Stalled or Reconciling only while they are true.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
