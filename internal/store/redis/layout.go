@@ -1,0 +1,247 @@
+package redis
+
+// How records lie in the server. All keys begin with the namespace as hash tag.
+// Strings that may be long or hold any byte are hashed to 16 bytes: a key (its hash
+// is the record's id), a mark's string, a tag, a meter. A key is kept whole in its
+// record, and held against what is asked for.
+//
+//	meta            hash: format, epoch, domain, sequence
+//	r<id>           string: the record without its body
+//	b<id>           string: the body, if there is one
+//	m<mark>[<tag>]  sorted set: id and end → rank. The marks of one string and tag
+//	e<mark>[<tag>]  sorted set: id → end, infinite for none; of more than 128 marks only
+//	t<mark>         set: the tags that marks of the string have, the empty one apart
+//	due             sorted set: id → milliseconds
+//	held            sorted set in the order of bytes: key and id
+//	sums            hash: meter → decimal, never 0
+//
+// A record's rank is its version, and higher by 2^52 if it is unsettled: a group of
+// marks read from its top gives the most telling records first. Epoch and sequence
+// lie in one key, so that neither can be lost without the other. No key expires.
+//
+// The record: format, version, time in microseconds, due, flags, stamp of its
+// marks, and the lengths of nonce, key, marks, meter entries; then these four, and
+// the header. Marks: the end that most have, and of each a byte (1: it has a tag;
+// 2: it has another end), the hash, the tag, the end. Entries: hash, length, decimal.
+
+import (
+	"crypto/sha256"
+	_ "embed"
+	"encoding/binary"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/cockroachdb/apd/v3"
+	"github.com/valkey-io/valkey-go"
+
+	"github.com/holdfast-dev/holdfast/internal/store"
+)
+
+const (
+	// format1 is that of the namespace, recordFormat that of a record's value; they
+	// change with every change to this layout, here and in lua/prelude.lua.
+	format1      = "1"
+	recordFormat = 1
+
+	hashSize = 16
+	// unsettledRank and smallGroup are MOST and LIMIT of lua/prelude.lua.
+	unsettledRank = 1 << 52
+	smallGroup    = 128
+
+	flagHeld      = 1
+	flagUnsettled = 2
+
+	markTagged = 1
+	markOwnEnd = 2
+
+	// recordFixed is the length of what comes before the nonce.
+	recordFixed = 1 + 8 + 8 + 8 + 1 + 8 + 2 + 2 + 4 + 4
+)
+
+var (
+	//go:embed lua/clock.lua
+	luaClock string
+	//go:embed lua/prelude.lua
+	luaPrelude string
+	//go:embed lua/decimal.lua
+	luaDecimal string
+	//go:embed lua/hits.lua
+	luaHits string
+	//go:embed lua/write.lua
+	luaWrite string
+	//go:embed lua/initialise.lua
+	luaInitialise string
+	//go:embed lua/identity.lua
+	luaIdentity string
+	//go:embed lua/get.lua
+	luaGet string
+	//go:embed lua/list.lua
+	luaList string
+	//go:embed lua/meter.lua
+	luaMeter string
+)
+
+// scripts are the store's primitives.
+type scripts struct {
+	write, initialise, identity, get, list, meter *valkey.Lua
+}
+
+// newScripts puts the scripts together. Those that write are refused before they
+// begin if memory is full. Those that read are not, but they count as writing: a
+// replica, which may lag behind, refuses them.
+func newScripts(clock string) scripts {
+	script := func(flags string, parts ...string) *valkey.Lua {
+		return valkey.NewLuaScript("#!lua" + flags + "\n" + clock + luaPrelude + strings.Join(parts, ""))
+	}
+	const reads = " flags=allow-oom"
+	return scripts{
+		write:      script("", luaDecimal, luaHits, luaWrite),
+		initialise: script("", luaInitialise),
+		identity:   script(reads, luaIdentity),
+		get:        script(reads, luaGet),
+		list:       script(reads, luaList),
+		meter:      script(reads, luaMeter),
+	}
+}
+
+func (s *Store) key(name string) string { return s.prefix + name }
+
+func hash(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return string(sum[:hashSize])
+}
+
+// heldEntry sorts by key, byte for byte, and ends with the id: a zero byte of the
+// key is followed by 255, and the key ends with 0, 1.
+func heldEntry(key, id string) string {
+	return strings.ReplaceAll(key, "\x00", "\x00\xff") + "\x00\x01" + id
+}
+
+// mark tells a record's marks apart; what is kept of each is its end.
+type mark struct{ text, tag string }
+
+// packMarks hashes marks. Of two that differ in their end only, the later end is
+// what probes see.
+func packMarks(marks []store.Mark) string {
+	if len(marks) == 0 {
+		return ""
+	}
+	ends := make(map[mark]int64, len(marks))
+	order := make([]mark, 0, len(marks))
+	for _, m := range marks {
+		id, end := mark{m.String, m.Tag}, milliseconds(m.Until, true)
+		have, ok := ends[id]
+		if !ok {
+			order = append(order, id)
+		} else if have == 0 || (end != 0 && end < have) {
+			end = have
+		}
+		ends[id] = end
+	}
+	common := ends[order[0]]
+	b := make([]byte, 0, 6+len(order)*(1+2*hashSize+6))
+	b = append48(b, common)
+	for _, m := range order {
+		kind, end := byte(0), ends[m]
+		if m.tag != "" {
+			kind |= markTagged
+		}
+		if end != common {
+			kind |= markOwnEnd
+		}
+		b = append(append(b, kind), hash(m.text)...)
+		if m.tag != "" {
+			b = append(b, hash(m.tag)...)
+		}
+		if end != common {
+			b = append48(b, end)
+		}
+	}
+	return string(b)
+}
+
+// append48 appends a time in milliseconds; 48 bits reach far beyond the year 9998.
+func append48(b []byte, n int64) []byte {
+	return append(b, byte(n>>40), byte(n>>32), byte(n>>24), byte(n>>16), byte(n>>8), byte(n))
+}
+
+func read48(b string) int64 {
+	var n int64
+	for i := range 6 {
+		n = n<<8 | int64(b[i])
+	}
+	return n
+}
+
+// stored is a record's value taken apart.
+type stored struct {
+	record  store.Record
+	stamp   uint64
+	marks   string
+	entries string
+}
+
+// decode reads a record's value, with copies of its own.
+func decode(value string) (stored, error) {
+	if len(value) < recordFixed || value[0] != recordFormat {
+		return stored{}, fmt.Errorf("%w: value of a record: %d bytes", errDamaged, len(value))
+	}
+	b := []byte(value[1:recordFixed])
+	version, at, due := binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:]), binary.BigEndian.Uint64(b[16:])
+	flags, stamp := b[24], binary.BigEndian.Uint64(b[25:])
+	rest := value[recordFixed:]
+	var parts [4]string
+	for i, n := range []int{
+		int(binary.BigEndian.Uint16(b[33:])), int(binary.BigEndian.Uint16(b[35:])),
+		int(binary.BigEndian.Uint32(b[37:])), int(binary.BigEndian.Uint32(b[41:])),
+	} {
+		if n > len(rest) {
+			return stored{}, fmt.Errorf("%w: value of a record is cut short", errDamaged)
+		}
+		parts[i], rest = rest[:n], rest[n:]
+	}
+	d := stored{
+		record: store.Record{
+			Key: parts[1], Version: version, Nonce: parts[0], At: time.UnixMicro(int64(at)).UTC(),
+			Held: flags&flagHeld != 0, Unsettled: flags&flagUnsettled != 0,
+		},
+		stamp: stamp, marks: parts[2], entries: parts[3],
+	}
+	if due != 0 {
+		d.record.Due = time.UnixMilli(int64(due)).UTC()
+	}
+	if rest != "" {
+		d.record.Header = []byte(rest)
+	}
+	return d, nil
+}
+
+// milliseconds is a time as it is kept, rounded down, or up if ceil; 0: none.
+func milliseconds(t time.Time, ceil bool) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	ms := t.UnixMilli()
+	if ceil && t.After(time.UnixMilli(ms)) {
+		ms++
+	}
+	return ms
+}
+
+// canonical is the shortest plain form of a decimal; "0" for none.
+func canonical(text string) (string, error) {
+	if text == "" {
+		return "0", nil
+	}
+	d, _, err := apd.NewFromString(text)
+	if err != nil {
+		return "", fmt.Errorf("%w: decimal %q", store.ErrInvalid, text)
+	}
+	if d.IsZero() {
+		return "0", nil
+	}
+	var short apd.Decimal
+	short.Reduce(d)
+	return short.Text('f'), nil
+}

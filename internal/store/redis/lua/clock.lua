@@ -1,0 +1,4 @@
+-- The store's time: that of the server, as {seconds, microseconds}.
+local function clock()
+  return redis.call('TIME')
+end

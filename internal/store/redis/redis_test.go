@@ -1,0 +1,88 @@
+package redis_test
+
+// The conformance suite on a real server, with its own clock and with one that
+// stands still, alone and as a cluster.
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/valkey-io/valkey-go"
+
+	"github.com/holdfast-dev/holdfast/internal/store"
+	"github.com/holdfast-dev/holdfast/internal/store/redis"
+	"github.com/holdfast-dev/holdfast/internal/store/storetest"
+)
+
+func dialSocket(ctx context.Context, path string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
+	return d.DialContext(ctx, "unix", path)
+}
+
+// harness opens stores on one server.
+func harness(t testing.TB, s *server, open func(t testing.TB) *redis.Store) storetest.Harness {
+	connect := func(t testing.TB) store.Store { return open(t) }
+	now := open(t)
+	return storetest.Harness{
+		Store:   now,
+		Connect: connect,
+		Restart: func(t testing.TB) store.Store {
+			t.Helper()
+			s.kill(t)
+			s.start(t)
+			now = open(t)
+			return now
+		},
+		Check: func(t testing.TB) {
+			t.Helper()
+			if err := now.Check(context.Background()); err != nil {
+				t.Errorf("check: %v", err)
+			}
+		},
+	}
+}
+
+func TestConformance(t *testing.T) {
+	storetest.Run(t, func(t *testing.T) storetest.Harness {
+		s := newServer(t)
+		return harness(t, s, func(t testing.TB) *redis.Store { return s.open(t) })
+	})
+}
+
+func TestConformanceStandingClock(t *testing.T) {
+	storetest.Run(t, func(t *testing.T) storetest.Harness {
+		s := newServer(t)
+		open := func(t testing.TB) *redis.Store {
+			t.Helper()
+			st, err := redis.OpenStanding(s.options())
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = st.Close() })
+			return st
+		}
+		now := time.Date(2030, 1, 2, 3, 4, 5, 678_901_000, time.UTC)
+		var client valkey.Client
+		set := func() {
+			value := fmt.Sprintf("%d %d", now.Unix(), now.Nanosecond()/1000)
+			key := "{" + s.options().Namespace + "}" + redis.TestClockKey
+			// The server may just have been started again.
+			s.eventually(t, "set the clock", func() error {
+				if client == nil {
+					client = s.client(t)
+				}
+				return client.Do(context.Background(), client.B().Set().Key(key).Value(value).Build()).Error()
+			})
+		}
+		set()
+		h := harness(t, s, open)
+		h.Advance = func(d time.Duration) {
+			now = now.Add(d.Truncate(time.Microsecond))
+			set()
+		}
+		return h
+	})
+}

@@ -1,0 +1,261 @@
+package redis
+
+// Reserve and Update: a request put into words for the script, and its answer read.
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/valkey-io/valkey-go"
+
+	"github.com/holdfast-dev/holdfast/internal/store"
+)
+
+// Initialise gives the store this identity if it has none.
+func (s *Store) Initialise(ctx context.Context, id store.Identity) (store.Identity, error) {
+	if err := id.Validate(); err != nil {
+		return store.Identity{}, err
+	}
+	const doing = "set the identity"
+	a, err := s.run(ctx, doing, s.scripts.initialise,
+		[]string{s.key("meta"), s.key("due"), s.key("held"), s.key("sums")}, []string{id.Epoch, id.KeyDomain})
+	if err != nil {
+		return store.Identity{}, err
+	}
+	return s.identity(doing, a)
+}
+
+// Reserve writes the record only if the version is as expected, no probe hits and
+// no meter overflows.
+func (s *Store) Reserve(ctx context.Context, r store.Reserve) (store.Result, error) {
+	if err := r.Validate(); err != nil {
+		return store.Result{}, err
+	}
+	covered, err := covered(r.PassedOver)
+	if err != nil {
+		return store.Result{}, err
+	}
+	return s.write(ctx, "reserve", r.Write, r.Probes, covered)
+}
+
+// Update writes or deletes the record if the version is as expected and no meter overflows.
+func (s *Store) Update(ctx context.Context, w store.Write) (store.Result, error) {
+	if err := w.Validate(); err != nil {
+		return store.Result{}, err
+	}
+	return s.write(ctx, "update", w, nil, 0)
+}
+
+// covered is the highest stamp that the watermarks pass over.
+func covered(watermarks []store.Watermark) (uint64, error) {
+	var highest uint64
+	for _, w := range watermarks {
+		n, err := strconv.ParseUint(string(w), 10, 64)
+		// No sequence comes to what the script could not count exactly.
+		if err != nil || n >= unsettledRank {
+			return 0, fmt.Errorf("%w: %q is not a watermark of this store", store.ErrInvalid, w)
+		}
+		highest = max(highest, n)
+	}
+	return highest, nil
+}
+
+func (s *Store) write(ctx context.Context, doing string, w store.Write, probes []store.Probe, covered uint64) (store.Result, error) {
+	args, err := arguments(w, probes, covered)
+	if err != nil {
+		return store.Result{}, err
+	}
+	id := args[argID]
+	a, err := s.run(ctx, doing, s.scripts.write,
+		[]string{s.key("meta"), s.key("r" + id), s.key("b" + id), s.key("due"), s.key("held"), s.key("sums")}, args)
+	if err != nil {
+		return store.Result{}, err
+	}
+	return s.result(doing, a, w, probes, covered)
+}
+
+// argID is where arguments has the record's id.
+const argID = 4
+
+// arguments are those of lua/write.lua, without the prefix, in memory of their own:
+// they may be sent after the caller has left.
+func arguments(w store.Write, probes []store.Probe, covered uint64) ([]string, error) {
+	id := hash(w.Key)
+	mode, due, flags := "replace", int64(0), 0
+	var header, body string
+	switch {
+	case w.Record == nil:
+		mode = "remove"
+	case w.KeepMarks:
+		mode = "keep"
+	}
+	if r := w.Record; r != nil {
+		due, header, body = milliseconds(r.Due, false), string(r.Header), string(r.Body)
+		if r.Held {
+			flags |= flagHeld
+		}
+		if r.Unsettled {
+			flags |= flagUnsettled
+		}
+	}
+	args := make([]string, 0, 15+3*len(w.Meters)+3*len(probes))
+	args = append(args,
+		w.Epoch, strconv.FormatUint(w.Expected, 10), w.Nonce, mode, id, strconv.FormatInt(due, 10), strconv.Itoa(flags),
+		heldEntry(w.Key, id), w.Key, header, body, packMarks(w.Marks), strconv.FormatUint(covered, 10),
+		strconv.Itoa(len(w.Meters)))
+	for _, m := range w.Meters {
+		amount, err := canonical(m.Amount)
+		if err != nil {
+			return nil, err
+		}
+		args = append(args, hash(m.Meter), amount, m.Limit)
+	}
+	args = append(args, strconv.Itoa(len(probes)))
+	for _, p := range probes {
+		except, first := "", "0"
+		if p.Except != "" {
+			except = hash(p.Except)
+		}
+		if p.First {
+			first = "1"
+		}
+		args = append(args, hash(p.String), except, first)
+	}
+	return args, nil
+}
+
+// result reads the answer of lua/write.lua.
+func (s *Store) result(doing string, a []valkey.ValkeyMessage, w store.Write, probes []store.Probe, covered uint64) (store.Result, error) {
+	r := reader{answer: a}
+	var result store.Result
+	switch kind := r.text(); kind {
+	case "epoch":
+		have := r.text()
+		if r.err != nil {
+			return store.Result{}, s.damaged(doing, r.err.Error())
+		}
+		return store.Result{}, fmt.Errorf("%w: the store has epoch %q, the writer knows %q", store.ErrMemoryLost, have, w.Epoch)
+	case "watermark":
+		return store.Result{}, fmt.Errorf("%w: watermark %d is beyond the store's sequence %s", store.ErrInvalid, covered, r.text())
+	case "written":
+		result = store.Result{Outcome: store.Written, Now: r.time(), Version: r.number()}
+	case "mismatch":
+		result = store.Result{Outcome: store.Mismatch, Now: r.time(), Record: r.record(true)}
+	case "full":
+		result = store.Result{Outcome: store.OverLimit, Now: r.time()}
+		if i := r.number(); r.err == nil && i < uint64(len(w.Meters)) {
+			result.Meter = w.Meters[i].Meter
+		}
+	case "blocked":
+		result = store.Result{Outcome: store.Blocked, Now: r.time(), Watermark: store.Watermark(r.text()), HitCount: int(r.number())}
+		for _, hit := range r.text() {
+			result.ProbeHits = append(result.ProbeHits, hit == '1')
+		}
+		for r.more() {
+			record, indexes := r.record(false), r.text()
+			if r.err != nil {
+				break
+			}
+			hit := store.Hit{Record: *record}
+			for _, f := range strings.Fields(indexes) {
+				i, err := strconv.Atoi(f)
+				if err != nil || i >= len(probes) {
+					return store.Result{}, s.damaged(doing, "probe "+f)
+				}
+				hit.Probes = append(hit.Probes, i)
+			}
+			result.Hits = append(result.Hits, hit)
+		}
+		if len(result.ProbeHits) != len(probes) || len(result.Hits) == 0 {
+			return store.Result{}, s.damaged(doing, "a refusal without what was hit")
+		}
+	default:
+		return store.Result{}, s.damaged(doing, fmt.Sprintf("answer %q", kind))
+	}
+	if r.err != nil {
+		return store.Result{}, s.damaged(doing, r.err.Error())
+	}
+	return result, nil
+}
+
+// reader takes an answer element by element and keeps the first error.
+type reader struct {
+	answer []valkey.ValkeyMessage
+	at     int
+	err    error
+}
+
+func (r *reader) more() bool { return r.err == nil && r.at < len(r.answer) }
+
+// next is the next element, and whether it is a string and not null.
+func (r *reader) next() (string, bool) {
+	if r.err != nil {
+		return "", false
+	}
+	if r.at >= len(r.answer) {
+		r.err = fmt.Errorf("an answer of %d parts only", len(r.answer))
+		return "", false
+	}
+	m := r.answer[r.at]
+	r.at++
+	if m.IsNil() {
+		return "", false
+	}
+	text, err := m.ToString()
+	if err != nil {
+		r.err = fmt.Errorf("part %d of the answer: %w", r.at, err)
+		return "", false
+	}
+	return text, true
+}
+
+func (r *reader) text() string {
+	text, ok := r.next()
+	if !ok && r.err == nil {
+		r.err = fmt.Errorf("part %d of the answer is missing", r.at)
+	}
+	return text
+}
+
+func (r *reader) number() uint64 {
+	text := r.text()
+	if r.err != nil {
+		return 0
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		r.err = fmt.Errorf("part %d of the answer: %w", r.at, err)
+	}
+	return n
+}
+
+func (r *reader) time() time.Time {
+	return time.UnixMicro(int64(r.number())).UTC()
+}
+
+// record is one that may be absent, followed by its body if that is asked for.
+func (r *reader) record(body bool) *store.Record {
+	value, present := r.next()
+	var content string
+	if body {
+		content, _ = r.next()
+	}
+	if r.err != nil || !present {
+		if !present && !body && r.err == nil {
+			r.err = fmt.Errorf("part %d of the answer is no record", r.at)
+		}
+		return nil
+	}
+	d, err := decode(value)
+	if err != nil {
+		r.err = err
+		return nil
+	}
+	if content != "" {
+		d.record.Body = []byte(content)
+	}
+	return &d.record
+}
