@@ -1,0 +1,3 @@
+package postgres_test
+
+const envDSN = "HOLDFAST_POSTGRES_DSN"
