@@ -387,8 +387,8 @@ var _ = Describe("The record", func() {
 		})
 	})
 
-	It("R15: two are released at the same moment, 200 times, and one of each two is charged", func(ctx SpecContext) {
-		const pairs, workers = 200, 10
+	It("R15: two are released at the same moment, and one of the two is charged", func(ctx SpecContext) {
+		const pairs, workers = 50, 5
 		w := newWorld(ctx, func(budget *v1alpha1.IntentBudget, _ *v1alpha1.AgentTool) {
 			most := int32(2*pairs + 10)
 			budget.Spec.MaxHeld = &v1alpha1.MaxHeldSpec{Total: &most, PerCaller: &most}
