@@ -138,7 +138,7 @@ func (e *Engine) begin(cur *record, c Call, p Policy, now time.Time) *record {
 		next = cur.clone()
 	}
 	next.Policy = p
-	next.State, next.Changed = InFlight, now
+	next.State, next.Changed, next.Response = InFlight, now, nil
 	lease := e.lease(p)
 	next.Attempts = append(next.Attempts, attempt{
 		Number: len(next.Attempts) + 1, Generation: next.Generation, Nonce: e.o.Nonce(),
@@ -209,6 +209,8 @@ func (e *Engine) answer(r *record, now time.Time) (Answer, bool) {
 		switch {
 		case r.MarkedFailed:
 			a.Verdict, a.Reason = Deny, ReasonMarkedFailed
+		case r.Response == nil && r.Expired:
+			a.Verdict, a.Reason = Replay, ReasonExpired
 		case r.Response == nil:
 			a.Verdict, a.Reason = Replay, ReasonUnreachable
 		default:
@@ -238,6 +240,9 @@ func (e *Engine) blocked(ctx context.Context, cur **record, next *record, p Poli
 	}
 	if !p.HoldExactMatch {
 		a, ok, err := e.exactMatch(ctx, obs, res.Now)
+		if errors.Is(err, errGone) {
+			return Answer{}, true, nil
+		}
 		if ok || err != nil {
 			return a, false, err
 		}
@@ -293,6 +298,9 @@ func (e *Engine) blocked(ctx context.Context, cur **record, next *record, p Poli
 	return e.holdCall(ctx, cur, base, p, h, res.Now)
 }
 
+// errGone: what was hit no longer stands in the way.
+var errGone = errors.New("no longer in the way")
+
 // exactMatch answers with the call that this one repeats under another ID.
 func (e *Engine) exactMatch(ctx context.Context, obs []obstacle, now time.Time) (Answer, bool, error) {
 	pick := func(state State) *obstacle {
@@ -318,7 +326,10 @@ func (e *Engine) exactMatch(ctx context.Context, obs []obstacle, now time.Time) 
 			return Answer{}, false, err
 		}
 		if r == nil {
-			continue
+			return Answer{}, false, errGone
+		}
+		if stands, _ := r.standing(); !stands {
+			return Answer{}, false, errGone
 		}
 		o.State = r.State // time may have ended it meanwhile
 		switch r.State {
@@ -365,12 +376,13 @@ func (r *record) hold(h *hold, nonce string, now time.Time) {
 	}
 	r.Hold++
 	h.Number, h.Nonce, h.At = r.Hold, nonce, now
+	anew := h.Waiting
 	h.Waiting, h.WaitingUntil = false, time.Time{}
 	// Whether the waiting is over is not for the store's clock alone to say: the sweep
 	// ends it once it has watched for as long. A hold that follows one which had waited
 	// does not wait again.
 	waited := r.State == Held && !wasWaiting
-	if at, _ := r.waitOver(); !at.IsZero() && !waited {
+	if at, _ := r.waitOver(); !at.IsZero() && (anew || !waited) {
 		h.Waiting, h.WaitingUntil = true, at
 	}
 	r.Current = h

@@ -197,10 +197,7 @@ func (e *Engine) see(r *record) {
 		return
 	}
 	boot := e.o.Clock.Now().Boot
-	nonce := ""
-	if a := r.last(); a != nil {
-		nonce = a.Nonce
-	}
+	nonce := r.watched()
 	w, ok := e.watched[r.key]
 	if !ok || w.nonce != nonce {
 		w = watch{nonce: nonce, since: boot}
@@ -214,14 +211,10 @@ func (e *Engine) hasWatched(r *record, d time.Duration) bool {
 	if e.o.mutation == noWatch {
 		return true
 	}
-	a := r.last()
-	if a == nil {
-		return false
-	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	w, ok := e.watched[r.key]
-	return ok && w.nonce == a.Nonce && e.o.Clock.Now().Boot-w.since >= d
+	return ok && w.nonce == r.watched() && e.o.Clock.Now().Boot-w.since >= d
 }
 
 // pending is a write that is ready to be made.

@@ -58,6 +58,8 @@ const (
 	ReasonInFlight Reason = "in_flight"
 	// ReasonBackoff: the next attempt must wait (IN_FLIGHT).
 	ReasonBackoff Reason = "backoff"
+	// ReasonExpired: a retryable intent was not tried again within the tool's TTL (REPLAY).
+	ReasonExpired Reason = "expired"
 	// ReasonUnreachable: nothing could be sent (DENY, or REPLAY once attempts are spent).
 	ReasonUnreachable Reason = "upstream_unreachable"
 )

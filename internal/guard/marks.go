@@ -127,11 +127,11 @@ func (r *record) probes() (probes []store.Probe, kinds []string) {
 }
 
 // passedOver are the watermarks that count under the policy of this step: a
-// release does not cover lineages that its hold had not compared.
+// release does not cover lineages that its hold had not compared, nor another budget.
 func (r *record) passedOver() []store.Watermark {
 	var out []store.Watermark
 	for _, p := range r.Passed {
-		if p.Lineage || r.Policy.IgnoreLineage {
+		if p.Budget == r.Policy.Budget && (p.Lineage || r.Policy.IgnoreLineage) {
 			out = append(out, p.Watermark)
 		}
 	}

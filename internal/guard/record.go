@@ -62,10 +62,15 @@ type attempt struct {
 	// Excused: a release counts it as nothing moved for the join.
 	Excused bool `json:"excused,omitempty"`
 	// Denied: a person's word (MarkFailed) that it moved nothing.
-	Denied    bool      `json:"denied,omitempty"`
-	Accepted  bool      `json:"accepted,omitempty"` // the upstream answered 202
-	Late      bool      `json:"late,omitempty"`
-	SentLate  bool      `json:"sentLate,omitempty"`
+	Denied bool `json:"denied,omitempty"`
+	// Counted: a success that became known while an attempt under a later key of the
+	// provider was in flight. It counts in the join though its own key is an earlier one.
+	Counted  bool `json:"counted,omitempty"`
+	Accepted bool `json:"accepted,omitempty"` // the upstream answered 202
+	Late     bool `json:"late,omitempty"`
+	SentLate bool `json:"sentLate,omitempty"`
+	// LateUntil is by when a byte that was sent late had been written.
+	LateUntil time.Time `json:"lateUntil,omitzero"`
 	Reference string    `json:"reference,omitempty"`
 	Response  *Response `json:"response,omitempty"` // of a success that has not been joined yet
 	Status    int       `json:"status,omitempty"`
@@ -78,7 +83,9 @@ func (a *attempt) unknown() bool {
 }
 
 // mayHaveMoved: not known to have moved nothing.
-func (a *attempt) mayHaveMoved() bool { return !a.Outcome.movedNothing() && !a.Denied }
+func (a *attempt) mayHaveMoved() bool {
+	return a.Outcome == AttemptSucceeded || !a.Outcome.movedNothing() && !a.Denied
+}
 
 type hold struct {
 	Number       int             `json:"k"`
@@ -114,6 +121,8 @@ func (h *hold) has(r Reason) bool {
 type passed struct {
 	Watermark store.Watermark `json:"watermark"`
 	Lineage   bool            `json:"lineage,omitempty"`
+	// Budget is the domain that the refused Reserve had looked at.
+	Budget string `json:"budget"`
 }
 
 type body struct {
@@ -278,12 +287,13 @@ func (r *record) accepted() bool {
 
 // join is the intent's outcome: of the attempts of this generation of the
 // provider's key, succeeded if any did, unknown if any is, else nothing moved
-// (AttemptFailed). The success that decided comes with it.
+// (AttemptFailed). The success that decided comes with it. A success of an earlier
+// key counts if it came as news while this one's attempt was in flight.
 func (r *record) join() (Outcome, *attempt) {
 	unknown := false
 	for i := range r.Attempts {
 		a := &r.Attempts[i]
-		if a.Generation != r.Generation {
+		if a.Generation != r.Generation && !a.Counted {
 			continue
 		}
 		if a.Outcome == AttemptSucceeded {
@@ -302,14 +312,21 @@ func (r *record) join() (Outcome, *attempt) {
 // standing says whether the record stands in the way of others, and whether that ends with the window.
 func (r *record) standing() (stands, ends bool) {
 	moved := r.mayHaveMoved() || r.PaidByHand
-	switch r.State {
+	state := r.State
+	if state == Tombstone {
+		state = r.SettledAs
+	}
+	switch state {
 	case InFlight:
 		return true, false
 	case Held, Released, Retryable:
 		return moved, false
 	case Succeeded:
 		return true, true
-	case Failed, Rejected:
+	case Failed:
+		// An attempt that was released without being known to have moved nothing does not age.
+		return moved, !r.anyUnknown()
+	case Rejected:
 		return moved, true
 	}
 	return false, false
@@ -317,6 +334,21 @@ func (r *record) standing() (stands, ends bool) {
 
 // neverSent: no attempt was ever begun.
 func (r *record) neverSent() bool { return len(r.Attempts) == 0 }
+
+// watched names what a judge watches: the last attempt, and anew once it is known that
+// a byte was sent late.
+func (r *record) watched() string {
+	name := ""
+	for i := range r.Attempts {
+		if a := &r.Attempts[i]; a.SentLate {
+			name += a.LateUntil.String()
+		}
+	}
+	if a := r.last(); a != nil {
+		name += a.Nonce
+	}
+	return name
+}
 
 // waitOver is when a payment of the attempts that are unknown would be visible, or never
 // will be; zero if there is none for which somebody has to wait. A release was taken only
@@ -327,7 +359,11 @@ func (r *record) waitOver() (at time.Time, watch time.Duration) {
 		if !a.unknown() || a.Excused || a.Generation != r.Generation {
 			continue
 		}
-		if end := a.LeaseEnd.Add(a.Grace + a.SettleAfter); end.After(at) {
+		end := a.LeaseEnd
+		if a.LateUntil.After(end) {
+			end = a.LateUntil
+		}
+		if end = end.Add(a.Grace + a.SettleAfter); end.After(at) {
 			at = end
 		}
 		watch = max(watch, a.Lease+a.Grace+a.SettleAfter)

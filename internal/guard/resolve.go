@@ -142,7 +142,7 @@ func (e *Engine) take(cur *record, res Resolution, now time.Time) (pending, erro
 		next.BudgetFrom = len(next.Attempts)
 		next.excuse(false)
 		if h.Watermark != "" {
-			next.Passed = append(next.Passed, passed{Watermark: h.Watermark, Lineage: h.Lineage})
+			next.Passed = append(next.Passed, passed{Watermark: h.Watermark, Lineage: h.Lineage, Budget: next.Policy.Budget})
 		}
 		if h.has(KeyExpired) {
 			next.Generation++

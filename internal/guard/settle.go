@@ -111,7 +111,12 @@ func (a *attempt) learn(res Result, now time.Time) {
 		a.Outcome, a.Accepted = AttemptUnknown, true
 	}
 	a.Ended, a.Detail = now, res.Detail
-	a.SentLate = a.SentLate || res.LateSend
+	if res.LateSend {
+		a.SentLate, a.LateUntil = true, now
+	}
+	if a.Outcome == AttemptSucceeded || a.Accepted || a.SentLate {
+		a.Denied = false // a person's word that nothing moved is contradicted
+	}
 	a.Reference = clip(res.ProviderReference)
 	a.Response = nil
 	if res.Response != nil {
@@ -153,7 +158,7 @@ func (e *Engine) settled(cur *record, t *Ticket, res Result, now time.Time) pend
 func (r *record) joined(winner *attempt, now time.Time) {
 	r.succeed(winner, now)
 	for i := range r.Attempts {
-		if a := &r.Attempts[i]; a != winner && a.Outcome == AttemptSucceeded && a.Generation == winner.Generation {
+		if a := &r.Attempts[i]; a != winner && a.Outcome == AttemptSucceeded && (a.Generation == r.Generation || a.Counted) {
 			r.secondSuccess(a)
 		}
 	}
@@ -169,12 +174,12 @@ func (r *record) succeed(a *attempt, now time.Time) {
 
 // nothingMoved: another attempt may follow, or it has failed.
 func (r *record) nothingMoved(res Result, now time.Time, o Options) {
-	r.Changed = now
+	r.Changed, r.Response = now, res.Response
 	if res.Outcome == AttemptRetryable && len(r.Attempts)-r.BudgetFrom < o.Attempts {
 		r.State, r.RetryAt = Retryable, now.Add(max(o.Backoff, res.RetryAfter))
 		return
 	}
-	r.State, r.SettledAt, r.Response = Failed, now, res.Response
+	r.State, r.SettledAt = Failed, now
 }
 
 // late is the effect of a result whose attempt no longer holds the lease. changed: it adds something.
@@ -197,7 +202,7 @@ func (e *Engine) late(cur *record, t *Ticket, res Result, now time.Time) (p pend
 		a.Late = true
 		next.lateSuccess(a, now)
 		if next.State == Tombstone {
-			p.on, p.keepMarks = onLateEvidence, true
+			p.on = onLateEvidence
 		}
 	case res.Outcome.movedNothing():
 		if before.Outcome.movedNothing() {
@@ -217,8 +222,7 @@ func (e *Engine) late(cur *record, t *Ticket, res Result, now time.Time) (p pend
 		}
 		a.learn(res, now)
 		a.Late = true
-		p.keepMarks = p.keepMarks || next.State == Tombstone
-		next.reopen(a, p.nonce, now)
+		next.reopen(a, sentLate, p.nonce, now)
 	}
 	return p, true, nil
 }
@@ -227,10 +231,11 @@ func (e *Engine) late(cur *record, t *Ticket, res Result, now time.Time) (p pend
 func (r *record) lateSuccess(a *attempt, now time.Time) {
 	switch r.State {
 	case InFlight:
-		// Kept, and joined at settlement. A success under an earlier key of the provider
-		// is not part of that join: whether it and this attempt are two payments, a
-		// person must look at.
-		r.Disputed = r.Disputed || a.Generation != r.Generation
+		// Kept, and joined at settlement. Whether a success under an earlier key of the
+		// provider and this attempt are two payments, a person must look at.
+		if a.Generation != r.Generation {
+			a.Counted, r.Disputed = true, true
+		}
 	case Held:
 		r.Current.End, r.Current.EndedAt = HoldVoid, now
 		r.Current.Effect = "The upstream's answer arrived: it was paid. Nothing is left to decide."
@@ -267,13 +272,22 @@ func (r *record) secondSuccess(a *attempt) {
 }
 
 // reopen: new word that an attempt may move money yet, after a person had counted it as nothing moved.
-func (r *record) reopen(a *attempt, nonce string, now time.Time) {
+func (r *record) reopen(a *attempt, sentLate bool, nonce string, now time.Time) {
 	if a.Generation != r.Generation {
 		return
 	}
 	was := a.Excused
 	a.Excused = false
 	switch r.State {
+	case Held:
+		if h := r.Current; sentLate {
+			// What was looked at so far was too early: it is waited for anew.
+			h.End, h.EndedAt, h.Effect = HoldVoid, now, "The request was sent later than it should have been. The hold stands anew."
+			r.hold(&hold{
+				Reasons: h.Reasons, Matches: h.Matches, MatchCount: h.MatchCount, Watermark: h.Watermark, Lineage: h.Lineage,
+				Waiting: true, Cause: "the request was sent after its deadline, so it may become visible later",
+			}, nonce, now)
+		}
 	case Released, Retryable:
 		if was {
 			r.hold(&hold{
@@ -281,7 +295,7 @@ func (r *record) reopen(a *attempt, nonce string, now time.Time) {
 				Cause:   "after the release it became known that the earlier attempt may still be paid",
 			}, nonce, now)
 		}
-	case Failed:
+	case Failed, Tombstone:
 		a.Excused = was
 		r.Disputed = true
 	}

@@ -308,7 +308,7 @@ func TestARetryableIntentEnds(t *testing.T) {
 	s.pass(time.Second)
 	s.sweep()
 	s.inState(c, Failed)
-	s.want(s.admit(c), Replay, ReasonUnreachable)
+	s.want(s.admit(c), Replay, ReasonExpired)
 	s.pass(storyTTL) // its own, from here
 	s.sweep()
 	s.inState(c, Tombstone)
