@@ -81,6 +81,37 @@ func TestK07DuplicateKeys(t *testing.T) {
 	r.paid(0, 0)
 }
 
+// K08: a wallet's address is one recipient and one scope, however its letters are written.
+func TestK08OneAddressHoweverItIsWritten(t *testing.T) {
+	r := setUp(t)
+	r.tool("charge", "/charges", func(tool *v1alpha1.AgentTool) {
+		tool.Spec.Identity.Scope = []v1alpha1.Expression{`path("wallet", call.body.accountId)`}
+		tool.Spec.Identity.Recipient = "call.body.accountId"
+		tool.Spec.Identity.Addresses = []v1alpha1.JSONPointer{"/accountId"}
+	})
+	to := func(wallet string) string { return `{ "accountId":"` + wallet + `", "orderId":"9", "amount":5.00 }` }
+	step := map[string]string{"Holdfast-Session": "s1", "Holdfast-Call": "4"}
+	first := r.pay(ask{id: "k1", body: to("0xAbC"), header: step}, 201, guard.Allow)
+	if got := string(r.p.Received()[0].Body); got != to("0xAbC") {
+		t.Errorf("the provider received %s, want it as the agent sent it", got)
+	}
+	for _, wallet := range []string{"0xabc", "0XABC"} {
+		if again := r.pay(ask{id: "k1", body: to(wallet)}, 201, guard.Replay); again.body != first.body {
+			t.Errorf("the replay differs: %q", again.body)
+		}
+		if same := r.pay(ask{id: "k2", body: to(wallet), header: step}, 201, guard.Replay); same.body != first.body || same.header.Get(headerIntent) != "k1" {
+			t.Errorf("the exact match got %q for the intent %q", same.body, same.header.Get(headerIntent))
+		}
+		p := r.pay(ask{id: "k3", body: to(wallet)}, 409, guard.UnknownHold).problem(t)
+		if p.Reason != string(guard.ScopeOverlap) || len(p.OwnMatches) != 1 || p.OwnMatches[0].IntentID != "k1" {
+			t.Errorf("problem %+v", p)
+		}
+	}
+	r.paid(1, 1)
+	r.pay(ask{id: "k4", body: to("0xabd")}, 201, guard.Allow)
+	r.paid(2, 2)
+}
+
 func TestK11DeclinedCard(t *testing.T) {
 	r := setUp(t)
 	first := r.pay(ask{id: "k1", body: refundOf("9", "1"), fault: "decline-402"}, 402, guard.Allow)

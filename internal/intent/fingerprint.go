@@ -23,11 +23,20 @@ type Request struct {
 	// Suffix is the path below the tool, as the gateway will send it.
 	Suffix string
 	Query  url.Values
-	// ContentType decides how the body is read: see DecodeBody.
-	ContentType string
-	// Body is the body without any content coding.
-	Body []byte
+	Body   Body
 }
+
+// Body is a body that was read once. Expressions look into its Value and the
+// fingerprint is made of the same one, so neither can take two bodies for one
+// payment that are two for the other.
+type Body struct {
+	kind  string // "": bodyNone
+	value any
+	bytes []byte
+}
+
+// Value is the decoded body, or nil: see ReadBody. It is not to be changed.
+func (b Body) Value() any { return b.value }
 
 // Volatile names the parts of a body that do not tell one call from another,
 // as JSON pointers (RFC 6901). Into an array a pointer goes by index, counted
@@ -83,24 +92,34 @@ func bodyKind(contentType string, body []byte) (string, error) {
 	return kind, nil
 }
 
-// DecodeBody reads a body by its media type. JSON (application/json, and any
-// type that ends in +json) as ParseJSON does; a form
+// ReadBody reads a body, without any content coding, by its media type. JSON
+// (application/json, and any type that ends in +json) as ParseJSON does; a form
 // (application/x-www-form-urlencoded) as a map[string]any in which a field is a
-// string, or an []any of strings if it came more than once. An empty body, and
-// a body of any other type, also multipart, is nil: of these only the bytes
-// count, and no expression can look into them.
-func DecodeBody(contentType string, body []byte) (any, error) {
+// string, or an []any of strings if it came more than once. In both, the letters
+// of v's addresses are lower case. The value of an empty body, and of a body of
+// any other type, also multipart, is nil: of these only the bytes count, and no
+// expression can look into them.
+func ReadBody(contentType string, body []byte, v Volatile) (Body, error) {
+	tree, err := Volatile{Addresses: v.Addresses}.tree()
+	if err != nil {
+		return Body{}, err
+	}
 	kind, err := bodyKind(contentType, body)
 	if err != nil {
-		return nil, err
+		return Body{}, err
 	}
+	out := Body{kind: kind, bytes: body}
 	switch kind {
 	case bodyJSON:
-		return ParseJSON(body)
+		out.value, err = ParseJSON(body)
 	case bodyForm:
-		return parseForm(body)
+		out.value, err = parseForm(body)
 	}
-	return nil, nil
+	if err != nil {
+		return Body{}, err
+	}
+	out.value = tree.apply(out.value)
+	return out, nil
 }
 
 func parseForm(body []byte) (any, error) {
@@ -126,28 +145,22 @@ func parseForm(body []byte) (any, error) {
 	return out, nil
 }
 
-// Fingerprint is the SHA-256 of the canonical call without its volatile fields,
-// as "sha256:" and hex: method, suffix, query (keys sorted, the values of a key
-// in order) and body. A body that DecodeBody decodes counts in its canonical
-// form, any other one in its bytes.
+// Fingerprint is the SHA-256 of the canonical call without what v ignores, as
+// "sha256:" and hex: method, suffix, query (keys sorted, the values of a key in
+// order) and body. A body that ReadBody decodes counts in its canonical form,
+// any other one in its bytes.
 func Fingerprint(r Request, v Volatile) (string, error) {
 	tree, err := v.tree()
 	if err != nil {
 		return "", err
 	}
-	kind, err := bodyKind(r.ContentType, r.Body)
-	if err != nil {
-		return "", err
+	kind, body := r.Body.kind, r.Body.bytes
+	switch kind {
+	case "":
+		kind = bodyNone
+	case bodyJSON, bodyForm:
+		body = Canonical(tree.apply(r.Body.value))
 	}
-	body := r.Body
-	if kind == bodyJSON || kind == bodyForm {
-		decoded, err := DecodeBody(r.ContentType, r.Body)
-		if err != nil {
-			return "", err
-		}
-		body = Canonical(tree.apply(decoded))
-	}
-
 	h := parts{sha256.New()}
 	h.add("holdfast.dev/fingerprint/v1")
 	h.add(r.Method)

@@ -14,13 +14,29 @@ const (
 	formType = "application/x-www-form-urlencoded"
 )
 
-func call(body string) Request {
-	return Request{Method: "POST", ContentType: jsonType, Body: []byte(body)}
+// request is a call whose body was not read yet.
+type request struct {
+	Method, Suffix string
+	Query          url.Values
+	ContentType    string
+	Body           []byte
 }
 
-func mustFingerprint(t testing.TB, r Request, v Volatile) string {
+func (r request) fingerprint(v Volatile) (string, error) {
+	body, err := ReadBody(r.ContentType, r.Body, v)
+	if err != nil {
+		return "", err
+	}
+	return Fingerprint(Request{Method: r.Method, Suffix: r.Suffix, Query: r.Query, Body: body}, v)
+}
+
+func call(body string) request {
+	return request{Method: "POST", ContentType: jsonType, Body: []byte(body)}
+}
+
+func mustFingerprint(t testing.TB, r request, v Volatile) string {
 	t.Helper()
-	f, err := Fingerprint(r, v)
+	f, err := r.fingerprint(v)
 	if err != nil {
 		t.Fatalf("%+v: %v", r, err)
 	}
@@ -33,45 +49,45 @@ func TestFingerprintsThatAreEqual(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		volatile Volatile
-		calls    []Request
+		calls    []request
 	}{
-		{"order of keys, spaces, escapes", Volatile{}, []Request{call(`{"a":1,"b":"é"}`), call("{ \"b\" : \"\\u00e9\",\n\"a\":1}")}},
-		{"K06 10, 10.0, 1e1", Volatile{}, []Request{call(`{"n":10}`), call(`{"n":10.0}`), call(`{"n":1e1}`), call(`{"n":1.0E+1}`)}},
-		{"K06 -0", Volatile{}, []Request{call(`[0]`), call(`[-0]`), call(`[-0.0e3]`)}},
-		{"K04 volatile fields", k04, []Request{
+		{"order of keys, spaces, escapes", Volatile{}, []request{call(`{"a":1,"b":"é"}`), call("{ \"b\" : \"\\u00e9\",\n\"a\":1}")}},
+		{"K06 10, 10.0, 1e1", Volatile{}, []request{call(`{"n":10}`), call(`{"n":10.0}`), call(`{"n":1e1}`), call(`{"n":1.0E+1}`)}},
+		{"K06 -0", Volatile{}, []request{call(`[0]`), call(`[-0]`), call(`[-0.0e3]`)}},
+		{"K04 volatile fields", k04, []request{
 			call(`{"amount":5,"createdAt":"2026-01-01","attempt":{"id":"a1","n":1},"card":{"encrypted":"xyz","last4":"4242"}}`),
 			call(`{"amount":5,"createdAt":"2026-01-02","attempt":{"id":"a2","n":1},"card":{"encrypted":"qrs","last4":"4242"}}`),
 			call(`{"amount":5.00,"attempt":{"n":1},"card":{"last4":"4242","encrypted":null}}`),
 		}},
-		{"A14 JSON-RPC ids and _meta", rpc, []Request{
+		{"A14 JSON-RPC ids and _meta", rpc, []request{
 			call(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"refund","arguments":{"order":9},"_meta":{"traceparent":"00-a","progressToken":1}}}`),
 			call(`{"jsonrpc":"2.0","id":"two","method":"tools/call","params":{"name":"refund","arguments":{"order":9},"_meta":{"traceparent":"00-b","progressToken":"p","io.client":{"name":"x"}}}}`),
 			call(`{"jsonrpc":"2.0","method":"tools/call","params":{"arguments":{"order":9.0},"name":"refund"}}`),
 		}},
-		{"K08 addresses", Volatile{Addresses: []string{"/to", "/splits/0/to", "/cc"}}, []Request{
+		{"K08 addresses", Volatile{Addresses: []string{"/to", "/splits/0/to", "/cc"}}, []request{
 			call(`{"to":"0xAbCdEF","splits":[{"to":"0xFF"}],"cc":["0xA","0xB"]}`),
 			call(`{"to":"0xabcdef","splits":[{"to":"0xff"}],"cc":["0xa","0xB"]}`),
 			call(`{"to":"0XABCDEF","splits":[{"to":"0xFf"}],"cc":["0XA","0xb"]}`),
 		}},
-		{"a volatile address", Volatile{Ignore: []string{"/to"}, Addresses: []string{"/to"}}, []Request{call(`{"to":"a"}`), call(`{"to":"b"}`), call(`{}`)}},
-		{"a volatile element", Volatile{Ignore: []string{"/0", "/1/x"}}, []Request{call(`[1,{"x":1,"y":2}]`), call(`[2,{"x":2,"y":2}]`)}},
-		{"escaped pointers", Volatile{Ignore: []string{"/a~1b", "/m~0n", "/~01", "/"}}, []Request{
+		{"a volatile address", Volatile{Ignore: []string{"/to"}, Addresses: []string{"/to"}}, []request{call(`{"to":"a"}`), call(`{"to":"b"}`), call(`{}`)}},
+		{"a volatile element", Volatile{Ignore: []string{"/0", "/1/x"}}, []request{call(`[1,{"x":1,"y":2}]`), call(`[2,{"x":2,"y":2}]`)}},
+		{"escaped pointers", Volatile{Ignore: []string{"/a~1b", "/m~0n", "/~01", "/"}}, []request{
 			call(`{"a/b":1,"m~n":1,"~1":1,"":1,"k":1}`), call(`{"a/b":2,"m~n":2,"~1":2,"":2,"k":1}`), call(`{"k":1}`),
 		}},
-		{"pointers that lead nowhere", Volatile{Ignore: []string{"/x/y/z", "/k/0", "/l/-", "/l/00", "/l/7"}}, []Request{call(`{"k":1,"l":[1]}`), call(`{"l":[1],"k":1}`)}},
-		{"media types of JSON", Volatile{}, []Request{
+		{"pointers that lead nowhere", Volatile{Ignore: []string{"/x/y/z", "/k/0", "/l/-", "/l/00", "/l/7"}}, []request{call(`{"k":1,"l":[1]}`), call(`{"l":[1],"k":1}`)}},
+		{"media types of JSON", Volatile{}, []request{
 			{Body: []byte(`{"a":1}`), ContentType: "application/json"}, {Body: []byte(`{"a":1.0}`), ContentType: "Application/JSON; charset=UTF-8"},
 			{Body: []byte(`{"a":1}`), ContentType: "application/vnd.api+json"},
 		}},
-		{"form", Volatile{Ignore: []string{"/memo"}, Addresses: []string{"/to"}}, []Request{
+		{"form", Volatile{Ignore: []string{"/memo"}, Addresses: []string{"/to"}}, []request{
 			{ContentType: formType, Body: []byte("amount=5&to=0xAB&x=a+b")}, {ContentType: formType + "; charset=utf-8", Body: []byte("x=a%20b&to=0xab&memo=hi&amount=%35")},
 		}},
-		{"query", Volatile{}, []Request{
+		{"query", Volatile{}, []request{
 			{Query: url.Values{"a": {"1", "2"}, "b": {""}}}, {Query: url.Values{"b": {""}, "a": {"1", "2"}}},
 		}},
-		{"no query", Volatile{}, []Request{{}, {Query: url.Values{}}}},
-		{"no body", Volatile{}, []Request{{}, {ContentType: jsonType}, {ContentType: formType, Body: []byte{}}}},
-		{"bytes do not depend on the type's name", Volatile{}, []Request{{Body: []byte("x")}, {Body: []byte("x"), ContentType: "text/plain"}}},
+		{"no query", Volatile{}, []request{{}, {Query: url.Values{}}}},
+		{"no body", Volatile{}, []request{{}, {ContentType: jsonType}, {ContentType: formType, Body: []byte{}}}},
+		{"bytes do not depend on the type's name", Volatile{}, []request{{Body: []byte("x")}, {Body: []byte("x"), ContentType: "text/plain"}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			want := mustFingerprint(t, c.calls[0], c.volatile)
@@ -95,38 +111,38 @@ func TestFingerprintsThatDiffer(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		volatile Volatile
-		calls    []Request
+		calls    []request
 	}{
-		{"method, suffix, query, body", Volatile{}, []Request{
+		{"method, suffix, query, body", Volatile{}, []request{
 			{}, {Method: "POST"}, {Method: "post"}, {Suffix: "POST"}, {Suffix: "/a"}, {Suffix: "/a/"}, {Query: url.Values{"POST": nil}}, {Query: url.Values{"POST": {""}}},
 			{Query: url.Values{"a": {"1"}}}, {Query: url.Values{"a1": {""}}}, {Query: url.Values{"a": {"1", ""}}}, {Query: url.Values{"a": {"1"}, "": {""}}},
 			{Query: url.Values{"a": {"1", "2"}}}, {Query: url.Values{"a": {"2", "1"}}}, {Query: url.Values{"a": {"1"}, "2": nil}},
 			{Body: []byte("POST")},
 		}},
-		{"K06 large numbers", Volatile{}, []Request{call(`{"n":1000000000000000001}`), call(`{"n":1000000000000000000}`), call(`{"n":9007199254740993}`), call(`{"n":9007199254740992}`)}},
-		{"null, absent, false, empty, zero", Volatile{}, []Request{call(`{"a":null}`), call(`{}`), call(`{"a":false}`), call(`{"a":""}`), call(`{"a":0}`), call(`{"a":[]}`), call(`{"a":{}}`)}},
-		{"kinds of body", Volatile{}, []Request{
+		{"K06 large numbers", Volatile{}, []request{call(`{"n":1000000000000000001}`), call(`{"n":1000000000000000000}`), call(`{"n":9007199254740993}`), call(`{"n":9007199254740992}`)}},
+		{"null, absent, false, empty, zero", Volatile{}, []request{call(`{"a":null}`), call(`{}`), call(`{"a":false}`), call(`{"a":""}`), call(`{"a":0}`), call(`{"a":[]}`), call(`{"a":{}}`)}},
+		{"kinds of body", Volatile{}, []request{
 			call(""), call("null"), call(`""`), {Method: "POST", Body: []byte("null")}, {Method: "POST", ContentType: formType, Body: []byte("null")},
 			{Method: "POST", ContentType: formType, Body: []byte("a=1")}, {Method: "POST", Body: []byte("a=1")}, call(`{"a":"1"}`), call(`{"a":1}`),
 			{Method: "POST", Body: []byte(`{"a":"1"}`)}, {Method: "POST", ContentType: formType, Body: []byte("&")},
 		}},
-		{"arrays are ordered", Volatile{}, []Request{call(`[1,2]`), call(`[2,1]`), call(`[1,2,2]`), call(`[[1,2]]`)}},
-		{"strings are not numbers, case, normal forms", Volatile{}, []Request{call(`"1"`), call(`1`), call(`"a"`), call(`"A"`), call(`"é"`), call(`"e\u0301"`), call(`" a"`)}},
-		{"form fields are ordered lists", Volatile{}, []Request{
+		{"arrays are ordered", Volatile{}, []request{call(`[1,2]`), call(`[2,1]`), call(`[1,2,2]`), call(`[[1,2]]`)}},
+		{"strings are not numbers, case, normal forms", Volatile{}, []request{call(`"1"`), call(`1`), call(`"a"`), call(`"A"`), call(`"é"`), call(`"e\u0301"`), call(`" a"`)}},
+		{"form fields are ordered lists", Volatile{}, []request{
 			{ContentType: formType, Body: []byte("a=1&a=2")}, {ContentType: formType, Body: []byte("a=2&a=1")}, {ContentType: formType, Body: []byte("a=1")}, {ContentType: formType, Body: []byte("a=1%262")},
 		}},
-		{"what is not volatile counts", Volatile{Ignore: []string{"/memo", "/items/0/note"}}, []Request{
+		{"what is not volatile counts", Volatile{Ignore: []string{"/memo", "/items/0/note"}}, []request{
 			call(`{"memo":"x","amount":1}`), call(`{"memo":"x","amount":2}`), call(`{"a":{"memo":1},"amount":1}`), call(`{"a":{"memo":2},"amount":1}`),
 			call(`{"items":[{"note":1},{"note":1}]}`), call(`{"items":[{"note":1},{"note":2}]}`), call(`{"items":{"1":{"note":2}}}`),
 		}},
-		{"indexes are those of the whole array", Volatile{Ignore: []string{"/0", "/1"}}, []Request{call(`[1,2,3]`), call(`[1,2,4]`), call(`[1,2]`)}},
-		{"case counts outside of addresses", Volatile{Addresses: []string{"/to", "/n"}}, []Request{
+		{"indexes are those of the whole array", Volatile{Ignore: []string{"/0", "/1"}}, []request{call(`[1,2,3]`), call(`[1,2,4]`), call(`[1,2]`)}},
+		{"case counts outside of addresses", Volatile{Addresses: []string{"/to", "/n"}}, []request{
 			call(`{"to":"0xA","from":"0xA"}`), call(`{"to":"0xA","from":"0xa"}`), call(`{"to":["É"]}`), call(`{"to":["é"]}`), call(`{"to":{"x":"A"}}`), call(`{"to":{"x":"a"}}`), call(`{"n":1}`), call(`{"n":"1"}`),
 			call(`{"to":"\u212a"}`), call(`{"to":"k"}`), // the Kelvin sign, whose lower case is k
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			seen := map[string]Request{}
+			seen := map[string]request{}
 			for _, r := range c.calls {
 				f := mustFingerprint(t, r, c.volatile)
 				if other, met := seen[f]; met {
@@ -142,7 +158,7 @@ func TestFingerprintsThatDiffer(t *testing.T) {
 // is written down. It was computed apart from this code, over the parts that
 // Fingerprint documents.
 func TestFingerprintStaysTheSame(t *testing.T) {
-	r := Request{Method: "POST", Suffix: "/a", Query: url.Values{"k": {"2", "1"}}, ContentType: jsonType, Body: []byte(`{"b":[1.50,null],"a":"é","memo":1}`)}
+	r := request{Method: "POST", Suffix: "/a", Query: url.Values{"k": {"2", "1"}}, ContentType: jsonType, Body: []byte(`{"b":[1.50,null],"a":"é","memo":1}`)}
 	const want = "sha256:b293e248fde6fae0f53a5760d9993fdeae95891271434535e4c74273a9a867f9"
 	if got := mustFingerprint(t, r, Volatile{Ignore: []string{"/memo"}}); got != want {
 		t.Errorf("%s, want %s", got, want)
@@ -152,7 +168,7 @@ func TestFingerprintStaysTheSame(t *testing.T) {
 func TestFingerprintRefuses(t *testing.T) {
 	for _, c := range []struct {
 		name     string
-		request  Request
+		request  request
 		volatile Volatile
 		field    string
 		wrong    string
@@ -160,13 +176,13 @@ func TestFingerprintRefuses(t *testing.T) {
 		{"K07", call(`{"amount":1,"amount":999}`), Volatile{}, "body", "appears twice"},
 		{"duplicate key in a volatile field", call(`{"memo":{"a":1,"a":2}}`), Volatile{Ignore: []string{"/memo"}}, "body", "appears twice"},
 		{"not JSON", call(`{`), Volatile{}, "body", "JSON"},
-		{"bad form escape", Request{ContentType: formType, Body: []byte("a=%zz")}, Volatile{}, "body", "form"},
-		{"semicolon in a form", Request{ContentType: formType, Body: []byte("a=1;b=2")}, Volatile{}, "body", "form"},
-		{"form not in UTF-8", Request{ContentType: formType, Body: []byte("a=%ff")}, Volatile{}, "body", "UTF-8"},
-		{"form name not in UTF-8", Request{ContentType: formType, Body: []byte("%ff=a")}, Volatile{}, "body", "UTF-8"},
-		{"bad media type", Request{ContentType: "application/json; charset", Body: []byte("{}")}, Volatile{}, "content type", "media type"},
-		{"two media types", Request{ContentType: "application/json, text/plain", Body: []byte("{}")}, Volatile{}, "content type", "media type"},
-		{"another charset", Request{ContentType: "application/json; charset=utf-16", Body: []byte("{}")}, Volatile{}, "content type", "UTF-8"},
+		{"bad form escape", request{ContentType: formType, Body: []byte("a=%zz")}, Volatile{}, "body", "form"},
+		{"semicolon in a form", request{ContentType: formType, Body: []byte("a=1;b=2")}, Volatile{}, "body", "form"},
+		{"form not in UTF-8", request{ContentType: formType, Body: []byte("a=%ff")}, Volatile{}, "body", "UTF-8"},
+		{"form name not in UTF-8", request{ContentType: formType, Body: []byte("%ff=a")}, Volatile{}, "body", "UTF-8"},
+		{"bad media type", request{ContentType: "application/json; charset", Body: []byte("{}")}, Volatile{}, "content type", "media type"},
+		{"two media types", request{ContentType: "application/json, text/plain", Body: []byte("{}")}, Volatile{}, "content type", "media type"},
+		{"another charset", request{ContentType: "application/json; charset=utf-16", Body: []byte("{}")}, Volatile{}, "content type", "UTF-8"},
 		{"empty pointer", call(`{}`), Volatile{Ignore: []string{""}}, "volatile", "whole body"},
 		{"empty address pointer", call(`{}`), Volatile{Addresses: []string{""}}, "volatile", "whole body"},
 		{"no slash", call(`{}`), Volatile{Ignore: []string{"memo"}}, "volatile", "begin it with"},
@@ -175,7 +191,7 @@ func TestFingerprintRefuses(t *testing.T) {
 		{"tilde at the end", call(`{}`), Volatile{Addresses: []string{"/a~"}}, "volatile", "~0"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			f, err := Fingerprint(c.request, c.volatile)
+			f, err := c.request.fingerprint(c.volatile)
 			wantInvalid(t, err, c.field+": ", c.wrong)
 			if f != "" {
 				t.Errorf("with the error came %s", f)
@@ -187,7 +203,7 @@ func TestFingerprintRefuses(t *testing.T) {
 	}
 }
 
-func TestDecodeBody(t *testing.T) {
+func TestReadBody(t *testing.T) {
 	for _, c := range []struct {
 		name, contentType, body string
 		want                    any
@@ -195,6 +211,10 @@ func TestDecodeBody(t *testing.T) {
 		{"json", jsonType, `{"a":1}`, map[string]any{"a": number(t, "1")}},
 		{"json null", jsonType, `null`, nil},
 		{"form", formType, "a=1&b=x+y&b=&c", map[string]any{"a": "1", "b": []any{"x y", ""}, "c": ""}},
+		{"K08 addresses in JSON", jsonType, `{"to":["0xA","0xB"],"x":[{"to":"0xC","y":"D"}],"from":"0xE"}`, map[string]any{
+			"to": []any{"0xa", "0xb"}, "x": []any{map[string]any{"to": "0xc", "y": "D"}}, "from": "0xE",
+		}},
+		{"K08 addresses in a form", formType, "to=0xA&to=0xB&from=0xE", map[string]any{"to": []any{"0xa", "0xb"}, "from": "0xE"}},
 		{"empty", jsonType, "", nil},
 		{"empty without type", "", "", nil},
 		{"no type", "", `{"a":1}`, nil},
@@ -203,18 +223,18 @@ func TestDecodeBody(t *testing.T) {
 		{"text in another charset", "text/plain; charset=latin1", "\xe9", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := DecodeBody(c.contentType, []byte(c.body))
-			if err != nil || !reflect.DeepEqual(got, c.want) {
-				t.Errorf("%#v, %v; want %#v", got, err, c.want)
+			got, err := ReadBody(c.contentType, []byte(c.body), Volatile{Ignore: []string{"/a"}, Addresses: []string{"/to", "/x/0/to"}})
+			if err != nil || !reflect.DeepEqual(got.Value(), c.want) {
+				t.Errorf("%#v, %v; want %#v", got.Value(), err, c.want)
 			}
 		})
 	}
-	_, err := DecodeBody(jsonType, []byte(`{"amount":1,"amount":999}`))
+	_, err := ReadBody(jsonType, []byte(`{"amount":1,"amount":999}`), Volatile{})
 	wantInvalid(t, err, "body", "appears twice")
 }
 
-// The decoded value also feeds the identity's expressions: what is volatile is
-// left out of a copy.
+// The value also feeds the identity's expressions: what is volatile is left out
+// of a copy.
 func TestVolatileLeavesTheValueAlone(t *testing.T) {
 	const text = `{"a":[{"to":"0xA","x":1},"0xB"],"to":["0xC"],"x":1}`
 	v, err := ParseJSON([]byte(text))
@@ -240,15 +260,15 @@ func FuzzFingerprint(f *testing.F) {
 	f.Add("", "", "", "", []byte{}, "/0/1", "/~01")
 	f.Fuzz(func(t *testing.T, method, suffix, query, contentType string, body []byte, ignore, address string) {
 		values, _ := url.ParseQuery(query)
-		r := Request{Method: method, Suffix: suffix, Query: values, ContentType: contentType, Body: body}
-		got, err := Fingerprint(r, Volatile{Ignore: []string{ignore}, Addresses: []string{address}})
+		r := request{Method: method, Suffix: suffix, Query: values, ContentType: contentType, Body: body}
+		got, err := r.fingerprint(Volatile{Ignore: []string{ignore}, Addresses: []string{address}})
 		if err != nil {
 			wantInvalid(t, err)
 			return
 		}
 		// The canonical form of a JSON body is the same call.
-		if v, err := DecodeBody(contentType, body); err == nil && v != nil && strings.Contains(strings.ToLower(contentType), "json") {
-			r.Body = Canonical(v)
+		if v, err := ReadBody(contentType, body, Volatile{}); err == nil && v.Value() != nil && strings.Contains(strings.ToLower(contentType), "json") {
+			r.Body = Canonical(v.Value())
 		}
 		if again := mustFingerprint(t, r, Volatile{Ignore: []string{ignore}, Addresses: []string{address}}); again != got {
 			t.Fatalf("%s, then %s", got, again)

@@ -279,7 +279,7 @@ func (r *jsonReader) hex(at int) (rune, bool) {
 // fewest escapes and as they are otherwise. Two values have the same canonical
 // form only if they are equal, and ParseJSON reads it back.
 //
-// It takes what ParseJSON and DecodeBody give. Another type is a mistake in the
+// It takes what ParseJSON and ReadBody give. Another type is a mistake in the
 // calling code, not in a caller's input, and panics: a canonical form that
 // leaves something out would take two payments for one.
 func Canonical(v any) []byte { return appendCanonical(nil, v) }

@@ -37,11 +37,14 @@ type call struct {
 	// query: a string, or a list of strings if the parameter came more than once.
 	query map[string]any
 	// header: strings by lower-case name; values of a repeated one joined by ", ".
-	header                map[string]any
+	header map[string]any
+	// body is the decoded body, with the case of the tool's addresses folded.
 	body                  any
 	session, index, agent string
 
-	rpc bool
+	// read is the body as the fingerprint takes it; rpc: it is a JSON-RPC request.
+	read intent.Body
+	rpc  bool
 }
 
 // errAbsent is a field that this call does not have.
@@ -155,7 +158,7 @@ func hiddenHeader(name string) bool {
 	return slices.Contains(hiddenHeaders, name) || strings.HasPrefix(name, "x-b3-")
 }
 
-func newCall(in CallInput) (*call, error) {
+func newCall(in CallInput, volatile intent.Volatile) (*call, error) {
 	c := &call{method: in.Method, path: in.Suffix, agent: in.Agent}
 	if coding := strings.TrimSpace(in.Header.Get("Content-Encoding")); coding != "" && !strings.EqualFold(coding, "identity") {
 		return nil, invalid("body", "has the content coding %q, which cannot be read: send it without Content-Encoding", clip(coding))
@@ -170,9 +173,10 @@ func newCall(in CallInput) (*call, error) {
 	if c.index, err = single(in.Header, indexHeader); err != nil {
 		return nil, err
 	}
-	if c.body, err = intent.DecodeBody(contentType, in.Body); err != nil {
+	if c.read, err = intent.ReadBody(contentType, in.Body, volatile); err != nil {
 		return nil, err
 	}
+	c.body = c.read.Value()
 	if body, ok := c.body.(map[string]any); ok && body["jsonrpc"] == "2.0" {
 		c.rpc = true
 		c.body = maps.Clone(body)

@@ -66,14 +66,14 @@ func (t *Tool) Identify(in CallInput) (Identity, error) {
 			return Identity{}, err
 		}
 	}
-	c, err := newCall(in)
+	i := t.identity
+	c, err := newCall(in, i.volatile)
 	if err != nil {
 		return Identity{}, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), evaluationTime)
 	defer cancel()
 
-	i := t.identity
 	out := Identity{IdentityHash: i.hash}
 	if out.IntentID, err = i.readIntentID(ctx, c); err != nil {
 		return Identity{}, err
@@ -94,13 +94,7 @@ func (t *Tool) Identify(in CallInput) (Identity, error) {
 	if c.rpc {
 		volatile = i.rpcVolatile
 	}
-	out.Fingerprint, err = intent.Fingerprint(intent.Request{
-		Method:      in.Method,
-		Suffix:      in.Suffix,
-		Query:       in.Query,
-		ContentType: in.Header.Get("Content-Type"),
-		Body:        in.Body,
-	}, volatile)
+	out.Fingerprint, err = intent.Fingerprint(intent.Request{Method: in.Method, Suffix: in.Suffix, Query: in.Query, Body: c.read}, volatile)
 	if err != nil {
 		return Identity{}, err
 	}

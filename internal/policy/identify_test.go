@@ -374,6 +374,65 @@ func TestFingerprint(t *testing.T) {
 	}
 }
 
+// K08: what is declared an address is one address, however its letters are written,
+// to every part of the identity. Else the fingerprints would be equal and the scopes
+// disjoint, and the second call another payment.
+func TestTheCaseOfAnAddressMeansNothing(t *testing.T) {
+	tool := mustCompile(t, withIdentity(func(i *v1alpha1.ToolIdentity) {
+		i.IntentID = []v1alpha1.Expression{`path("pay", call.body.to, call.body.n)`}
+		i.Scope = []v1alpha1.Expression{`path("wallet", call.body.to)`, `call.body.cc.map(a, path("copy", a))`}
+		i.Lineage = `path(call.body.from, call.body.n)`
+		i.Amount = &v1alpha1.AmountExpressions{Value: "call.body.n", Currency: `call.body.asset.upperAscii()`, Unit: v1alpha1.UnitMajor}
+		i.Recipient = "call.body.to"
+		i.Addresses = []v1alpha1.JSONPointer{"/to", "/cc", "/from", "/asset"}
+		i.Volatile = []v1alpha1.JSONPointer{"/from"}
+	}))
+	want := Identity{
+		IntentID: "pay/0xabc/5", Scope: intent.Scope{"copy/0xd", "wallet/0xabc"}, Lineage: "0xf/5",
+		Amount: &intent.Money{Value: "5", Currency: "USD"}, Recipient: "0xabc", IdentityHash: tool.identity.hash,
+	}
+	form := func(body string) CallInput {
+		in := refundCall(body)
+		in.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		return in
+	}
+	for name, calls := range map[string][]CallInput{
+		"JSON": {
+			refundCall(`{"to": "0xAbC", "cc": ["0xD"], "from": "0xF", "n": 5, "asset": "uSd"}`),
+			refundCall(`{"to": "0xabc", "cc": ["0xd"], "from": "0xf", "n": 5, "asset": "usd"}`),
+			refundCall(`{"to": "0XABC", "cc": ["0XD"], "from": "0XF", "n": 5, "asset": "USD"}`),
+		},
+		"a form": {form("to=0xAbC&cc=0xD&cc=0xd&from=0xF&n=5&asset=usd"), form("to=0xabc&cc=0xd&cc=0XD&from=0XF&n=5&asset=USD")},
+		"JSON-RPC": {
+			refundCall(`{"jsonrpc": "2.0", "id": 1, "to": "0xAbC", "cc": ["0xD"], "from": "0xF", "n": 5, "asset": "usd"}`),
+			refundCall(`{"jsonrpc": "2.0", "id": 2, "to": "0xabc", "cc": ["0xd"], "from": "0xf", "n": 5, "asset": "USD"}`),
+		},
+	} {
+		want.Fingerprint = ""
+		for _, in := range calls {
+			body := string(in.Body)
+			got := identify(t, tool, in)
+			if want.Fingerprint == "" {
+				want.Fingerprint = got.Fingerprint
+			}
+			if !reflect.DeepEqual(got, want) {
+				t.Errorf("%s: %s is\n%+v, want\n%+v", name, body, got, want)
+			}
+			if string(in.Body) != body {
+				t.Errorf("%s: the body became %s", name, in.Body)
+			}
+		}
+	}
+	// A field that is no address keeps its case.
+	other := mustCompile(t, withIdentity(func(i *v1alpha1.ToolIdentity) {
+		i.Scope = []v1alpha1.Expression{`path("wallet", call.body.from)`}
+		i.Amount, i.Addresses = nil, []v1alpha1.JSONPointer{"/to"}
+	}))
+	if got := identify(t, other, refundCall(`{"from": "0xAbC"}`, refundKey)).Scope.String(); got != "wallet/0xAbC" {
+		t.Errorf("the scope is %s", got)
+	}
+}
+
 func rpc(id int, meta, amount string) string {
 	return fmt.Sprintf(`{"jsonrpc": "2.0", "id": %d, "method": "tools/call", "params": {"name": "pay", "arguments": {"amount": %s}, "_meta": %s}}`, id, amount, meta)
 }
@@ -470,7 +529,7 @@ func TestAHostileCallEndsInBoundedTime(t *testing.T) {
 		tool := mustCompile(t, withIdentity(func(i *v1alpha1.ToolIdentity) {
 			i.IntentID = []v1alpha1.Expression{v1alpha1.Expression(c.expression)}
 		}))
-		decoded, err := newCall(refundCall(c.body))
+		decoded, err := newCall(refundCall(c.body), intent.Volatile{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -495,7 +554,7 @@ func TestWhatTheClockEndsMayBeTriedAgain(t *testing.T) {
 		i.Scope = []v1alpha1.Expression{v1alpha1.Expression(loop)}
 		i.Lineage = v1alpha1.Expression(loop)
 	}))
-	c, err := newCall(refundCall(bigList(1000)))
+	c, err := newCall(refundCall(bigList(1000)), intent.Volatile{})
 	if err != nil {
 		t.Fatal(err)
 	}
