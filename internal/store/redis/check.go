@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"strconv"
 	"strings"
@@ -30,7 +31,7 @@ func (s *Store) Check(ctx context.Context) error {
 	}
 	c := &checker{
 		prefix: s.prefix, strings: map[string]string{}, sets: map[string]map[string]float64{},
-		hashes: map[string]map[string]string{}, tags: map[string]map[string]bool{},
+		hashes: map[string]map[string]string{},
 	}
 	for _, node := range client.Nodes() {
 		if err := c.load(ctx, node); err != nil {
@@ -46,7 +47,6 @@ type checker struct {
 	strings map[string]string
 	sets    map[string]map[string]float64
 	hashes  map[string]map[string]string
-	tags    map[string]map[string]bool
 
 	errs []error
 	more int
@@ -98,13 +98,6 @@ func (c *checker) read(ctx context.Context, client valkey.Client, key string) er
 		c.strings[name], err = client.Do(ctx, client.B().Get().Key(key).Build()).ToString()
 	case "hash":
 		c.hashes[name], err = client.Do(ctx, client.B().Hgetall().Key(key).Build()).AsStrMap()
-	case "set":
-		var members []string
-		members, err = client.Do(ctx, client.B().Smembers().Key(key).Build()).AsStrSlice()
-		c.tags[name] = map[string]bool{}
-		for _, m := range members {
-			c.tags[name][m] = true
-		}
 	case "zset":
 		var members []valkey.ZScore
 		members, err = client.Do(ctx, client.B().Zrange().Key(key).Min("0").Max("-1").Withscores().Build()).AsZScores()
@@ -132,8 +125,7 @@ func (c *checker) run() error {
 		}
 		sets[set][member] = score
 	}
-	ends := map[string]map[string]float64{}
-	tags := map[string]map[string]bool{}
+	groups := map[string]map[placed]placedMark{}
 	sums := map[string]*apd.Decimal{}
 	versions := map[uint64]string{}
 	for name, value := range c.strings {
@@ -178,33 +170,38 @@ func (c *checker) run() error {
 			c.add("record %q: %w", r.Key, err)
 		}
 		for name, end := range marks {
-			put("m"+name, id+string(append48(nil, end)), rank)
-			if ends[name] == nil {
-				ends[name] = map[string]float64{}
+			text := name[:markSize]
+			if groups[text] == nil {
+				groups[text] = map[placed]placedMark{}
 			}
-			ends[name][id] = float64(end)
-			if end == 0 {
-				ends[name][id] = math.Inf(1)
-			}
-			if len(name) > hashSize {
-				of := "t" + name[:hashSize]
-				if tags[of] == nil {
-					tags[of] = map[string]bool{}
-				}
-				tags[of][name[hashSize:]] = true
-			}
+			groups[text][placed{id, name[markSize:]}] = placedMark{end, rank}
 		}
 		if err := addEntries(sums, d.entries); err != nil {
 			c.add("record %q: %w", r.Key, err)
 		}
 	}
-	for name, members := range ends {
-		if len(members) > smallGroup {
-			sets["e"+name] = members
+	for text, marks := range groups {
+		if value := c.hashes["marks"][text]; len(value)%4 != 1 || len(marks) <= smallGroup {
+			c.few(text, value, marks)
+		} else {
+			for p, m := range marks {
+				put("m"+text+p.tag, p.id, m.rank)
+				end := float64(m.end)
+				if m.end == 0 {
+					end = math.Inf(1)
+				}
+				put("e"+text+p.tag, p.id, end)
+			}
+			c.tags(text, value[1:], marks)
 		}
 	}
+	for text := range c.hashes["marks"] {
+		if groups[text] == nil {
+			c.add("marks %x belong to no record", text)
+		}
+	}
+	delete(c.hashes, "marks")
 	compare(c, "sorted set", sets, c.sets)
-	compare(c, "tags", tags, c.tags)
 	want := map[string]map[string]string{}
 	for meter, sum := range sums {
 		if want["sums"] == nil {
@@ -220,6 +217,63 @@ func (c *checker) run() error {
 		c.errs = append(c.errs, fmt.Errorf("and %d more", c.more))
 	}
 	return errors.Join(c.errs...)
+}
+
+// placed says which record's mark of a string it is.
+type placed struct{ id, tag string }
+
+type placedMark struct {
+	end  int64
+	rank float64
+}
+
+// few holds a string's value against its marks, which are few.
+func (c *checker) few(text, value string, want map[placed]placedMark) {
+	if len(want) > largeGroup {
+		c.add("%d marks %x lie in one value", len(want), text)
+	}
+	n := 0
+	for rest := value; rest != ""; n++ {
+		if len(rest) < hashSize+12 {
+			c.add("marks %x are cut short", text)
+			return
+		}
+		p := placed{id: rest[:hashSize]}
+		m := placedMark{end: bigEndian(rest[hashSize : hashSize+6])}
+		rank := bigEndian(rest[hashSize+6 : hashSize+12])
+		rest = rest[hashSize+12:]
+		if rank%unsettledRank >= mostVersions {
+			if len(rest) < hashSize {
+				c.add("marks %x are cut short", text)
+				return
+			}
+			rank -= mostVersions
+			p.tag, rest = rest[:hashSize], rest[hashSize:]
+		}
+		m.rank = float64(rank)
+		if w, ok := want[p]; !ok || w != m {
+			c.add("mark %x of record %x is %v, must be %v (there: %t)", text, p.id, m, w, ok)
+		}
+	}
+	if n != len(want) {
+		c.add("%d marks %x are there, must be %d", n, text, len(want))
+	}
+}
+
+// tags holds the tags that are listed of a string against its marks.
+func (c *checker) tags(text, listed string, marks map[placed]placedMark) {
+	have, want := map[string]bool{}, map[string]bool{}
+	for ; len(listed) >= hashSize; listed = listed[hashSize:] {
+		have[listed[:hashSize]] = true
+	}
+	for p := range marks {
+		if p.tag != "" {
+			want[p.tag] = true
+		}
+	}
+	if !maps.Equal(have, want) || listed != "" {
+		c.add("marks %x are listed with %d tags, must be %d", text, len(have), len(want))
+	}
 }
 
 // compare reports each way in which the keys of one type differ from what they must be.
@@ -247,14 +301,14 @@ func unpackMarks(b string) (map[string]int64, error) {
 		return marks, nil
 	}
 	cut := fmt.Errorf("%w: marks are cut short", errDamaged)
-	if len(b) < 6 {
+	if len(b) < endSize {
 		return nil, cut
 	}
-	common, rest := read48(b), b[6:]
+	common, rest := bigEndian(b[:endSize]), b[endSize:]
 	for rest != "" {
-		kind, n := rest[0], hashSize
+		kind, n := rest[0], markSize
 		if kind&markTagged != 0 {
-			n = 2 * hashSize
+			n = markSize + hashSize
 		}
 		if len(rest) < 1+n {
 			return nil, cut
@@ -262,10 +316,10 @@ func unpackMarks(b string) (map[string]int64, error) {
 		name, end := rest[1:1+n], common
 		rest = rest[1+n:]
 		if kind&markOwnEnd != 0 {
-			if len(rest) < 6 {
+			if len(rest) < endSize {
 				return nil, cut
 			}
-			end, rest = read48(rest), rest[6:]
+			end, rest = bigEndian(rest[:endSize]), rest[endSize:]
 		}
 		if _, twice := marks[name]; twice {
 			return nil, fmt.Errorf("%w: mark %x comes twice", errDamaged, name)

@@ -1,23 +1,25 @@
 package redis
 
 // How records lie in the server. All keys begin with the namespace as hash tag.
-// Strings that may be long or hold any byte are hashed to 16 bytes: a key (its hash
-// is the record's id), a mark's string, a tag, a meter. A key is kept whole in its
-// record, and held against what is asked for.
+// Strings that may be long or hold any byte are hashed: a key (its hash is the
+// record's id), a tag and a meter to 16 bytes, a mark's string to 12. A key is kept
+// whole in its record, and held against what is asked for.
 //
 //	meta            hash: format, epoch, domain, sequence
 //	r<id>           string: the record without its body
 //	b<id>           string: the body, if there is one
-//	m<mark>[<tag>]  sorted set: id and end → rank. The marks of one string and tag
-//	e<mark>[<tag>]  sorted set: id → end, infinite for none; of more than 128 marks only
-//	t<mark>         set: the tags that marks of the string have, the empty one apart
+//	marks           hash: mark → its few marks, packed; or, of many, their tags
+//	m<mark>[<tag>]  sorted set: id → rank, of many marks of one string and tag
+//	e<mark>[<tag>]  sorted set: id → end, infinite for none, of the same
 //	due             sorted set: id → milliseconds
 //	held            sorted set in the order of bytes: key and id
 //	sums            hash: meter → decimal, never 0
 //
-// A record's rank is its version, and higher by 2^52 if it is unsettled: a group of
-// marks read from its top gives the most telling records first. Epoch and sequence
-// lie in one key, so that neither can be lost without the other. No key expires.
+// A record's rank is its version, and higher by 2^47 if it is unsettled: many marks
+// read from their top give the most telling records first. Few marks are one value
+// because most strings have a single one, and a key of its own would be most of what
+// it costs. Epoch and sequence lie in one key, so that neither can be lost without
+// the other. No key expires.
 //
 // The record: format, version, time in microseconds, due, flags, stamp of its
 // marks, and the lengths of nonce, key, marks, meter entries; then these four, and
@@ -27,7 +29,6 @@ package redis
 import (
 	"crypto/sha256"
 	_ "embed"
-	"encoding/binary"
 	"fmt"
 	"strings"
 	"time"
@@ -44,10 +45,17 @@ const (
 	format1      = "1"
 	recordFormat = 1
 
+	// A collision of two marks' hashes makes a probe hit too much, never too little:
+	// their hashes are shorter, because there are many.
 	hashSize = 16
-	// unsettledRank and smallGroup are MOST and LIMIT of lua/prelude.lua.
-	unsettledRank = 1 << 52
-	smallGroup    = 128
+	markSize = 12
+	endSize  = 6
+	// mostVersions, unsettledRank, largeGroup and smallGroup are MOST, UNSETTLED, LARGE
+	// and SMALL of lua/prelude.lua.
+	mostVersions  = 1 << 46
+	unsettledRank = 1 << 47
+	largeGroup    = 32
+	smallGroup    = 16
 
 	flagHeld      = 1
 	flagUnsettled = 2
@@ -56,7 +64,7 @@ const (
 	markOwnEnd = 2
 
 	// recordFixed is the length of what comes before the nonce.
-	recordFixed = 1 + 8 + 8 + 8 + 1 + 8 + 2 + 2 + 4 + 4
+	recordFixed = 1 + 6 + 7 + 6 + 1 + 6 + 2 + 2 + 3 + 3
 )
 
 var (
@@ -112,6 +120,8 @@ func hash(text string) string {
 	return string(sum[:hashSize])
 }
 
+func markHash(text string) string { return hash(text)[:markSize] }
+
 // heldEntry sorts by key, byte for byte, and ends with the id: a zero byte of the
 // key is followed by 255, and the key ends with 0, 1.
 func heldEntry(key, id string) string {
@@ -140,7 +150,7 @@ func packMarks(marks []store.Mark) string {
 		ends[id] = end
 	}
 	common := ends[order[0]]
-	b := make([]byte, 0, 6+len(order)*(1+2*hashSize+6))
+	b := make([]byte, 0, endSize+len(order)*(1+markSize+hashSize+endSize))
 	b = append48(b, common)
 	for _, m := range order {
 		kind, end := byte(0), ends[m]
@@ -150,7 +160,7 @@ func packMarks(marks []store.Mark) string {
 		if end != common {
 			kind |= markOwnEnd
 		}
-		b = append(append(b, kind), hash(m.text)...)
+		b = append(append(b, kind), markHash(m.text)...)
 		if m.tag != "" {
 			b = append(b, hash(m.tag)...)
 		}
@@ -166,9 +176,9 @@ func append48(b []byte, n int64) []byte {
 	return append(b, byte(n>>40), byte(n>>32), byte(n>>24), byte(n>>16), byte(n>>8), byte(n))
 }
 
-func read48(b string) int64 {
+func bigEndian(b string) int64 {
 	var n int64
-	for i := range 6 {
+	for i := range len(b) {
 		n = n<<8 | int64(b[i])
 	}
 	return n
@@ -187,15 +197,16 @@ func decode(value string) (stored, error) {
 	if len(value) < recordFixed || value[0] != recordFormat {
 		return stored{}, fmt.Errorf("%w: value of a record: %d bytes", errDamaged, len(value))
 	}
-	b := []byte(value[1:recordFixed])
-	version, at, due := binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:]), binary.BigEndian.Uint64(b[16:])
-	flags, stamp := b[24], binary.BigEndian.Uint64(b[25:])
-	rest := value[recordFixed:]
+	fixed, rest := value[1:recordFixed], value[recordFixed:]
+	number := func(size int) int64 {
+		n := bigEndian(fixed[:size])
+		fixed = fixed[size:]
+		return n
+	}
+	version, at, due, flags, stamp := number(6), number(7), number(6), number(1), number(6)
 	var parts [4]string
-	for i, n := range []int{
-		int(binary.BigEndian.Uint16(b[33:])), int(binary.BigEndian.Uint16(b[35:])),
-		int(binary.BigEndian.Uint32(b[37:])), int(binary.BigEndian.Uint32(b[41:])),
-	} {
+	for i, size := range []int{2, 2, 3, 3} {
+		n := int(number(size))
 		if n > len(rest) {
 			return stored{}, fmt.Errorf("%w: value of a record is cut short", errDamaged)
 		}
@@ -203,13 +214,13 @@ func decode(value string) (stored, error) {
 	}
 	d := stored{
 		record: store.Record{
-			Key: parts[1], Version: version, Nonce: parts[0], At: time.UnixMicro(int64(at)).UTC(),
+			Key: parts[1], Version: uint64(version), Nonce: parts[0], At: time.UnixMicro(at).UTC(),
 			Held: flags&flagHeld != 0, Unsettled: flags&flagUnsettled != 0,
 		},
-		stamp: stamp, marks: parts[2], entries: parts[3],
+		stamp: uint64(stamp), marks: parts[2], entries: parts[3],
 	}
 	if due != 0 {
-		d.record.Due = time.UnixMilli(int64(due)).UTC()
+		d.record.Due = time.UnixMilli(due).UTC()
 	}
 	if rest != "" {
 		d.record.Header = []byte(rest)

@@ -21,7 +21,7 @@ func (s *Store) Initialise(ctx context.Context, id store.Identity) (store.Identi
 	}
 	const doing = "set the identity"
 	a, err := s.run(ctx, doing, s.scripts.initialise,
-		[]string{s.key("meta"), s.key("due"), s.key("held"), s.key("sums")}, []string{id.Epoch, id.KeyDomain})
+		[]string{s.key("meta"), s.key("due"), s.key("held"), s.key("sums"), s.key("marks")}, []string{id.Epoch, id.KeyDomain})
 	if err != nil {
 		return store.Identity{}, err
 	}
@@ -55,7 +55,7 @@ func covered(watermarks []store.Watermark) (uint64, error) {
 	for _, w := range watermarks {
 		n, err := strconv.ParseUint(string(w), 10, 64)
 		// No sequence comes to what the script could not count exactly.
-		if err != nil || n >= unsettledRank {
+		if err != nil || n >= mostVersions {
 			return 0, fmt.Errorf("%w: %q is not a watermark of this store", store.ErrInvalid, w)
 		}
 		highest = max(highest, n)
@@ -70,7 +70,7 @@ func (s *Store) write(ctx context.Context, doing string, w store.Write, probes [
 	}
 	id := args[argID]
 	a, err := s.run(ctx, doing, s.scripts.write,
-		[]string{s.key("meta"), s.key("r" + id), s.key("b" + id), s.key("due"), s.key("held"), s.key("sums")}, args)
+		[]string{s.key("meta"), s.key("r" + id), s.key("b" + id), s.key("due"), s.key("held"), s.key("sums"), s.key("marks")}, args)
 	if err != nil {
 		return store.Result{}, err
 	}
@@ -122,7 +122,7 @@ func arguments(w store.Write, probes []store.Probe, covered uint64) ([]string, e
 		if p.First {
 			first = "1"
 		}
-		args = append(args, hash(p.String), except, first)
+		args = append(args, markHash(p.String), except, first)
 	}
 	return args, nil
 }

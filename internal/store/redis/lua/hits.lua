@@ -1,61 +1,33 @@
 -- Which records a Reserve's probes hit.
 --
--- Marks of the same string and tag are a group, and lie in it in the order in which
--- their records are told. A small group is looked through. A large one has its
--- records by the end of their marks as well: that counts those not yet over, and
--- tells whether a record is among them. So the most telling are read from the top
--- of the one, and counted by the other, and only where large groups overlap, or a
--- watermark covers a part, are marks counted one by one, in pages.
+-- Marks of the same string and tag are a group. A small group is looked through. A
+-- large one has its records in the order in which they are told, and also by the end
+-- of their marks: that counts those not yet over, and tells whether a record is among
+-- them. So the most telling are read from the top of the one, and counted by the
+-- other, and only where large groups overlap, or a watermark covers a part, are marks
+-- counted one by one, in pages.
 
 local MAXHITS, PAGE = 64, 256
 
 -- search returns nil, or what was hit: count, whether each probe was hit, and the
 -- most telling records with their probes. probes are {hash, except, first}; own is
 -- the record that is not hit; covered is the highest stamp passed over.
-local function search(probes, own, covered, ms)
+local function search(probes, marks, own, covered, ms)
+  local strings, values = {}, {}
+  for _, p in ipairs(probes) do
+    if values[p.hash] == nil then
+      values[p.hash] = false
+      strings[#strings + 1] = p.hash
+    end
+  end
   -- Mostly there is nothing at all under what is probed for.
-  local keys, seen = {}, {}
-  for _, p in ipairs(probes) do
-    if not seen[p.hash] then
-      seen[p.hash] = true
-      keys[#keys + 1] = P .. 'm' .. p.hash
-      keys[#keys + 1] = P .. 't' .. p.hash
-    end
+  local nothing = true
+  for i, value in ipairs(fetch(marks, strings)) do
+    values[strings[i]] = value
+    nothing = nothing and not value
   end
-  local found = 0
-  for i = 1, #keys, 500 do
-    found = found + call('EXISTS', unpack(keys, i, math.min(i + 499, #keys)))
-  end
-  if found == 0 then
+  if nothing then
     return nil
-  end
-
-  local groups, byName = {}, {}
-  for _, p in ipairs(probes) do
-    p.groups = {}
-    local names = {p.hash}
-    for _, tag in ipairs(call('SMEMBERS', P .. 't' .. p.hash)) do
-      if tag ~= p.except then
-        names[#names + 1] = p.hash .. tag
-      end
-    end
-    for _, name in ipairs(names) do
-      local g = byName[name]
-      if g == nil then
-        g = {marks = P .. 'm' .. name, ends = P .. 'e' .. name}
-        g.n = call('ZCARD', g.marks)
-        if g.n == 0 then
-          g = false
-        else
-          groups[#groups + 1] = g
-        end
-        byName[name] = g
-      end
-      if g then
-        g.first = g.first or p.first
-        p.groups[#p.groups + 1] = g
-      end
-    end
   end
 
   -- A record's stamp is one for all its marks, and not above its version.
@@ -64,66 +36,106 @@ local function search(probes, own, covered, ms)
     if covered == 0 then
       return false
     end
-    local version = rank
-    if version >= MOST then
-      version = version - MOST
-    end
+    local version = rank % UNSETTLED
     if version <= covered then
       return true
     end
     if not stamps[id] then
-      local value = call('GETRANGE', P .. 'r' .. id, 26, 33)
-      if #value ~= 8 then
+      local value = call('GETRANGE', P .. 'r' .. id, 21, 26)
+      if #value ~= 6 then
         damaged('a mark of a record that is not there')
       end
-      stamps[id] = unpackFrom('>I8', value)
+      stamps[id] = unpackFrom('>I6', value)
     end
     return stamps[id] <= covered
   end
 
-  -- standing picks, out of marks with their ranks, those that are hit.
-  local function standing(flat, into)
-    for i = 1, #flat, 2 do
-      local id, ends = sub(flat[i], 1, 16), unpackFrom('>I6', flat[i], 17)
-      local rank = tonumber(flat[i + 1])
-      if id ~= own and (ends == 0 or ms < ends) and not passedOver(id, rank) then
-        into[#into + 1] = {id = id, rank = rank}
+  local all, small, big = {}, {}, {}
+  local byString = {}
+  for hash, value in pairs(values) do
+    local of = {}
+    if value and large(value) then
+      for _, tag in ipairs(tagsOf(value)) do
+        local g = {marks = P .. 'm' .. hash .. tag, ends = P .. 'e' .. hash .. tag}
+        g.n = call('ZCARD', g.marks)
+        if g.n > 0 then
+          g.over = call('ZCOUNT', g.ends, '-inf', text(ms))
+          g.live = g.n - g.over
+          local mine = call('ZSCORE', g.ends, own)
+          if mine and not over(mine, ms) then
+            g.live = g.live - 1
+          end
+          of[tag], big[#big + 1], all[#all + 1] = g, g, g
+        end
+      end
+    elseif value then
+      each(value, function(id, ends, rank, tag)
+        if id ~= own and (ends == 0 or ms < ends) and not passedOver(id, rank) then
+          local g = of[tag]
+          if not g then
+            g = {top = {}, has = {}, any = true}
+            of[tag], small[#small + 1], all[#all + 1] = g, g, g
+          end
+          g.top[#g.top + 1], g.has[id] = {id = id, rank = rank}, true
+        end
+      end)
+    end
+    byString[hash] = of
+  end
+  for _, p in ipairs(probes) do
+    p.groups = {}
+    for tag, g in pairs(byString[p.hash]) do
+      if tag == '' or tag ~= p.except then
+        g.probed = true
+        g.first = g.first or p.first
+        p.groups[#p.groups + 1] = g
       end
     end
   end
+  -- A group whose tag every probe excepts is hit by none.
+  local function probed(groups)
+    local those = {}
+    for _, g in ipairs(groups) do
+      if g.probed then
+        those[#those + 1] = g
+      end
+    end
+    return those
+  end
+  all, small, big = probed(all), probed(small), probed(big)
+  table.sort(big, function(a, b) return a.live < b.live end)
 
-  local small, large = {}, {}
-  for _, g in ipairs(groups) do
-    if g.n > LIMIT then
-      large[#large + 1] = g
-      g.over = call('ZCOUNT', g.ends, '-inf', text(ms))
-      g.live = g.n - g.over
-      local mine = call('ZSCORE', g.ends, own)
-      if mine and (mine == 'inf' or tonumber(mine) > ms) then
-        g.live = g.live - 1
-      end
-    else
-      small[#small + 1] = g
-      g.top, g.has = {}, {}
-      standing(call('ZREVRANGE', g.marks, 0, -1, 'WITHSCORES'), g.top)
-      for _, c in ipairs(g.top) do
-        g.has[c.id] = true
-      end
-      g.any = #g.top > 0
+  -- chunks calls fn with at most a page of ids at a time, and where they begin.
+  local function chunks(ids, fn)
+    for i = 1, #ids, PAGE do
+      fn(i - 1, unpack(ids, i, math.min(i + PAGE - 1, #ids)))
     end
   end
-  table.sort(large, function(a, b) return a.live < b.live end)
 
   -- among says of each id whether the large group has a mark of it that is not over.
   local function among(g, ids)
     local is = {}
-    for i = 1, #ids, PAGE do
-      local ends = call('ZMSCORE', g.ends, unpack(ids, i, math.min(i + PAGE - 1, #ids)))
-      for j, e in ipairs(ends) do
-        is[ids[i + j - 1]] = e and (e == 'inf' or tonumber(e) > ms) or false
+    chunks(ids, function(from, ...)
+      for i, e in ipairs(call('ZMSCORE', g.ends, ...)) do
+        is[ids[from + i]] = e and not over(e, ms) or false
+      end
+    end)
+    return is
+  end
+
+  -- standing picks, out of ids with ranks of a large group, those that are hit.
+  local function standing(g, flat, into)
+    local ids, ranks = {}, {}
+    for i = 1, #flat, 2 do
+      ids[#ids + 1] = flat[i]
+      ranks[flat[i]] = tonumber(flat[i + 1])
+    end
+    local is = among(g, ids)
+    for _, id in ipairs(ids) do
+      if is[id] and id ~= own and not passedOver(id, ranks[id]) then
+        into[#into + 1] = {id = id, rank = ranks[id]}
       end
     end
-    return is
   end
 
   -- ranges of a large group's marks that may be above the watermark: by rank, the
@@ -133,8 +145,8 @@ local function search(probes, own, covered, ms)
       return {{0, g.n - 1}}
     end
     return {
-      {call('ZCOUNT', g.marks, '-inf', text(covered)), call('ZCOUNT', g.marks, '-inf', '(' .. text(MOST)) - 1},
-      {call('ZCOUNT', g.marks, '-inf', text(MOST + covered)), g.n - 1},
+      {call('ZCOUNT', g.marks, '-inf', text(covered)), call('ZCOUNT', g.marks, '-inf', '(' .. text(UNSETTLED)) - 1},
+      {call('ZCOUNT', g.marks, '-inf', text(UNSETTLED + covered)), g.n - 1},
     }
   end
 
@@ -155,7 +167,7 @@ local function search(probes, own, covered, ms)
     for _, r in ipairs(ranges(g)) do
       for from = r[1], r[2], PAGE do
         local hit, ids = {}, {}
-        standing(call('ZRANGE', g.marks, from, math.min(from + PAGE - 1, r[2]), 'WITHSCORES'), hit)
+        standing(g, call('ZRANGE', g.marks, from, math.min(from + PAGE - 1, r[2]), 'WITHSCORES'), hit)
         for i, c in ipairs(hit) do
           ids[i] = c.id
         end
@@ -169,21 +181,16 @@ local function search(probes, own, covered, ms)
   local function top(g)
     local best = {}
     if covered == 0 and g.live <= PAGE then
-      local flat = call('ZRANGE', g.ends, g.over, -1, 'WITHSCORES')
-      local marks = {}
-      for i = 1, #flat, 2 do
-        marks[#marks + 1] = flat[i] .. pack('>I6', flat[i + 1] == 'inf' and 0 or tonumber(flat[i + 1]))
-      end
-      if #marks > 0 then
-        local ranks = call('ZMSCORE', g.marks, unpack(marks))
-        local both = {}
-        for i, m in ipairs(marks) do
-          if not ranks[i] then
+      local ids = call('ZRANGE', g.ends, g.over, -1)
+      if #ids > 0 then
+        for i, rank in ipairs(call('ZMSCORE', g.marks, unpack(ids))) do
+          if not rank then
             damaged('a mark that is counted is not there')
           end
-          both[#both + 1], both[#both + 2] = m, ranks[i]
+          if ids[i] ~= own then
+            best[#best + 1] = {id = ids[i], rank = tonumber(rank)}
+          end
         end
-        standing(both, best)
       end
       return best
     end
@@ -192,7 +199,7 @@ local function search(probes, own, covered, ms)
       local to = rs[i][2]
       while to >= rs[i][1] do
         local from = math.max(rs[i][1], to - PAGE / 2 + 1)
-        standing(call('ZREVRANGE', g.marks, g.n - 1 - to, g.n - 1 - from, 'WITHSCORES'), best)
+        standing(g, call('ZREVRANGE', g.marks, g.n - 1 - to, g.n - 1 - from, 'WITHSCORES'), best)
         if #best >= MAXHITS then
           return best
         end
@@ -216,12 +223,12 @@ local function search(probes, own, covered, ms)
   end
   local function countOutside(ids, from)
     local elsewhere = {}
-    for i = from, #large do
-      elsewhere[i] = among(large[i], ids)
+    for i = from, #big do
+      elsewhere[i] = among(big[i], ids)
     end
     for _, id in ipairs(ids) do
       local counted = false
-      for i = from, #large do
+      for i = from, #big do
         counted = counted or elsewhere[i][id]
       end
       if not counted then
@@ -230,10 +237,10 @@ local function search(probes, own, covered, ms)
     end
   end
   countOutside(ids, 1)
-  for i, g in ipairs(large) do
+  for i, g in ipairs(big) do
     if covered == 0 then
       g.any = g.live > 0
-      if i == #large then
+      if i == #big then
         count = count + g.live
       elseif g.any then
         pages(g, function(page) countOutside(page, i + 1) end)
@@ -251,7 +258,7 @@ local function search(probes, own, covered, ms)
   end
 
   local best, known = {}, {}
-  for _, g in ipairs(groups) do
+  for _, g in ipairs(all) do
     for _, c in ipairs(g.top) do
       if not known[c.id] then
         known[c.id] = c
@@ -270,7 +277,7 @@ local function search(probes, own, covered, ms)
   for i = 1, math.min(#best, MAXHITS) do
     ids[i] = best[i].id
   end
-  for _, g in ipairs(large) do
+  for _, g in ipairs(big) do
     g.has = g.any and among(g, ids) or {}
   end
 

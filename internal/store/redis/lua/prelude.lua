@@ -4,7 +4,7 @@
 -- write meets a key of another type, or one that is just moving to another node.
 --
 -- Lua numbers are doubles. Times stay below 2^53 until the year 2255, versions
--- below 2^52 by check; decimals are computed in limbs.
+-- below 2^46 by check; decimals are computed in limbs.
 
 local call = redis.call
 local sub, byte, match, rep, format = string.sub, string.byte, string.match, string.rep, string.format
@@ -13,10 +13,11 @@ local pack, unpackFrom = struct.pack, struct.unpack
 -- FORMAT is that of the whole namespace, RECORD that of one record's value.
 local FORMAT, RECORD = '1', 1
 -- MOST is where versions end. A settled record ranks by its version, an unsettled
--- one by its version and MOST.
-local MOST = 4503599627370496
--- LIMIT is the most marks under one name that are looked through one by one.
-local LIMIT = 128
+-- one by its version and UNSETTLED.
+local MOST, UNSETTLED = 70368744177664, 140737488355328
+-- A string has at most LARGE marks in one value; when only SMALL are left they
+-- come back there.
+local LARGE, SMALL = 32, 16
 
 local P = ARGV[1]
 
@@ -59,7 +60,7 @@ local function read(value)
   local r = {}
   local nonce, key, marks, entries, at
   r.version, r.at, r.due, r.flags, r.stamp, nonce, key, marks, entries, at =
-    unpackFrom('>I8I8I8BI8I2I2I4I4', value, 2)
+    unpackFrom('>I6I7I6BI6I2I2I3I3', value, 2)
   r.nonce, at = sub(value, at, at + nonce - 1), at + nonce
   r.key, at = sub(value, at, at + key - 1), at + key
   r.marks, at = sub(value, at, at + marks - 1), at + marks
@@ -71,4 +72,64 @@ end
 local function now()
   local t = clock()
   return tonumber(t[1]) * 1000000 + tonumber(t[2])
+end
+
+-- The marks of a string lie in one value while they are few: of each the record's
+-- id, the millisecond of its end or 0, its rank (higher by MOST if there is a tag),
+-- and the tag. That makes its length divisible by 4. Of many marks the value is an
+-- asterisk and the tags that there are, the empty one apart.
+local function large(value)
+  return #value % 4 == 1
+end
+
+-- packed writes a mark into a value.
+local function packed(id, ends, rank, tag)
+  if tag == '' then
+    return id .. pack('>I6I6', ends, rank)
+  end
+  return id .. pack('>I6I6', ends, rank + MOST) .. tag
+end
+
+-- each calls fn with id, end, rank and tag of the marks in a value, and with where
+-- each begins and ends there.
+local function each(value, fn)
+  local i = 1
+  while i <= #value do
+    local ends, rank = unpackFrom('>I6I6', value, i + 16)
+    local tag, after = '', i + 28
+    if rank % UNSETTLED >= MOST then
+      rank, tag, after = rank - MOST, sub(value, i + 28, i + 43), i + 44
+    end
+    fn(sub(value, i, i + 15), ends, rank, tag, i, after - 1)
+    i = after
+  end
+end
+
+-- tagsOf are those of a value of many marks, the empty one first.
+local function tagsOf(value)
+  local tags = {''}
+  for i = 2, #value, 16 do
+    tags[#tags + 1] = sub(value, i, i + 15)
+  end
+  return tags
+end
+
+-- fetch reads fields of a hash, however many; false if absent.
+local function fetch(key, fields)
+  local values = {}
+  for i = 1, #fields, 500 do
+    for j, v in ipairs(call('HMGET', key, unpack(fields, i, math.min(i + 499, #fields)))) do
+      values[i + j - 1] = v
+    end
+  end
+  return values
+end
+
+-- over is whether an end, as it is scored, has come.
+local function over(score, ms)
+  return score ~= 'inf' and tonumber(score) <= ms
+end
+
+local function score(ends)
+  return ends == 0 and 'inf' or text(ends)
 end

@@ -1,6 +1,6 @@
 -- Reserve and Update: one step. An Update has no probes.
 --
--- KEYS: meta, record, body, due, held, sums.
+-- KEYS: meta, record, body, due, held, sums, marks.
 -- ARGV: prefix, epoch, expected version, nonce, what becomes of the marks
 -- ("replace", "keep", or "remove": of the whole record), the record's id, due,
 -- flags, its entry among the held, key, header, body, marks, the highest stamp
@@ -9,7 +9,9 @@
 -- → 'written', time, version; 'mismatch', time, record, body; 'blocked', time,
 -- watermark, and what search returned; 'full', time, index; 'epoch', the store's.
 local id, mode = ARGV[6], ARGV[5]
-local HELD, UNSETTLED = 1, 2
+local HELD, NOTSETTLED = 1, 2
+-- A record's value has three bytes for the length of its marks and its meter entries.
+local MOSTBYTES = 16777216
 
 local m = open(KEYS[1])
 if m.epoch ~= ARGV[2] then
@@ -53,7 +55,7 @@ for i = 1, tonumber(ARGV[at]) do
   at = at + 3
 end
 if #probes > 0 then
-  local hit = search(probes, id, covered, math.floor(micros / 1000))
+  local hit = search(probes, KEYS[7], id, covered, math.floor(micros / 1000))
   if hit then
     return {'blocked', text(micros), text(m.sequence), unpack(hit)}
   end
@@ -92,111 +94,189 @@ for i, e in ipairs(meters) do
   entries[e.hash] = e.amount
 end
 
--- Marks: names, with the millisecond at which each is over.
-local function ends(marks)
-  local of, names = {}, {}
+-- Marks: for each string with a mark of the record, before or after, what becomes of it.
+local plans, byString, strings = {}, {}, {}
+local function plan(hash)
+  local p = byString[hash]
+  if not p then
+    p = {hash = hash, had = {}, will = {}}
+    plans[#plans + 1], strings[#strings + 1], byString[hash] = p, hash, p
+  end
+  return p
+end
+local function note(marks, which)
   if marks == '' then
-    return of, names
+    return
   end
   local common, i = unpackFrom('>I6', marks)
   while i <= #marks do
-    local kind, n = byte(marks, i), 16
+    local kind, hash, tag, ends = byte(marks, i), sub(marks, i + 1, i + 12), '', common
+    i = i + 13
     if kind % 2 == 1 then
-      n = 32
+      tag, i = sub(marks, i, i + 15), i + 16
     end
-    local name = sub(marks, i + 1, i + n)
-    i = i + n + 1
-    of[name] = common
     if kind >= 2 then
-      of[name], i = unpackFrom('>I6', marks, i)
+      ends, i = unpackFrom('>I6', marks, i)
     end
-    names[#names + 1] = name
+    local of = plan(hash)[which]
+    of[#of + 1] = {tag = tag, ends = ends}
   end
-  return of, names
 end
-local had, hadNames = ends(have and have.marks or '')
-local will, willNames, marks = {}, {}, ''
+local oldMarks, marks = have and have.marks or '', ''
 if mode == 'replace' then
   marks = ARGV[13]
-  will, willNames = ends(marks)
 elseif mode == 'keep' then
-  marks = have and have.marks or ''
-  will, willNames = had, hadNames
+  marks = oldMarks
 end
-local names = {}
-for _, name in ipairs(hadNames) do
-  names[#names + 1] = name
+note(oldMarks, 'had')
+note(marks, 'will')
+
+local version, flags = m.sequence + 1, tonumber(ARGV[8])
+local rank = version + (flags >= NOTSETTLED and UNSETTLED or 0)
+-- touch reads a group of many marks, and so has seen both of its keys.
+local function touch(name)
+  call('ZCARD', P .. 'e' .. name)
+  return call('ZCARD', P .. 'm' .. name)
 end
-for _, name in ipairs(willNames) do
-  if not had[name] then
-    names[#names + 1] = name
+for i, value in ipairs(fetch(KEYS[7], strings)) do
+  local p = plans[i]
+  p.value = value
+  if value and large(value) then
+    p.n = {}
+    for _, tag in ipairs(tagsOf(value)) do
+      p.n[tag] = touch(p.hash .. tag)
+    end
+    for _, w in ipairs(p.will) do
+      p.n[w.tag] = p.n[w.tag] or touch(p.hash .. w.tag)
+    end
+  else
+    local rest, n = {}, #p.will
+    each(value or '', function(of, _, _, tag, from, to)
+      if of ~= id then
+        rest[#rest + 1], n = sub(value, from, to), n + 1
+      end
+    end)
+    for _, w in ipairs(p.will) do
+      rest[#rest + 1] = packed(id, w.ends, rank, w.tag)
+    end
+    p.now = table.concat(rest)
+    if n > LARGE then
+      p.grows = {}
+      each(p.now, function(of, ends, rank, tag)
+        local g = p.grows[tag]
+        if not g then
+          touch(p.hash .. tag)
+          g = {ranks = {}, ends = {}}
+          p.grows[tag] = g
+        end
+        local at = #g.ranks
+        g.ranks[at + 1], g.ranks[at + 2] = text(rank), of
+        g.ends[at + 1], g.ends[at + 2] = score(ends), of
+      end)
+    end
   end
 end
 
--- All keys that are written below are touched by a command of their type, and the
--- user may use all commands that write.
-local count = {}
-for _, name in ipairs(names) do
-  count[name] = call('ZCARD', P .. 'm' .. name)
-  if count[name] >= LIMIT then
-    call('ZCARD', P .. 'e' .. name)
-  end
-  if #name > 16 then
-    call('SCARD', P .. 't' .. sub(name, 1, 16))
+local kept = {}
+for _, hash in ipairs(order) do
+  if entries[hash] ~= '0' then
+    kept[#kept + 1] = hash .. string.char(#entries[hash]) .. entries[hash]
   end
 end
+kept = table.concat(kept)
+if #marks >= MOSTBYTES or #kept >= MOSTBYTES then
+  refuse('HOLDFASTSIZE', 'of marks or meters')
+end
+
+-- All keys that are written below have been, or are here, passed to a command of
+-- their type, and the user may use all commands that write.
 local hadBody = call('STRLEN', KEYS[3]) > 0
+local due, held = tonumber(ARGV[7]), flags % 2 == HELD
+local wasDue, wasHeld = have and have.due or 0, have and have.flags % 2 == HELD or false
 call('ZCARD', KEYS[4])
 call('ZCARD', KEYS[5])
-call('HLEN', KEYS[6])
-for _, c in ipairs({
-  {'HINCRBY', KEYS[1], 'sequence', '1'}, {'SET', KEYS[2], ''}, {'DEL', KEYS[2]}, {'ZADD', KEYS[4], '0', id},
-  {'ZREM', KEYS[4], id}, {'HSET', KEYS[6], id, '0'}, {'HDEL', KEYS[6], id}, {'SADD', P .. 't', id}, {'SREM', P .. 't', id},
-}) do
-  if redis.acl_check_cmd and not redis.acl_check_cmd(unpack(c)) then
-    refuse('NOPERM', 'the user may not use ' .. c[1])
+if redis.acl_check_cmd then
+  for _, c in ipairs({
+    {'HINCRBY', KEYS[1], 'sequence', '1'}, {'SET', KEYS[2], ''}, {'DEL', KEYS[2]},
+    {'ZADD', KEYS[4], '0', id}, {'ZREM', KEYS[4], id}, {'HSET', KEYS[7], id, ''}, {'HDEL', KEYS[7], id},
+  }) do
+    if not redis.acl_check_cmd(unpack(c)) then
+      refuse('NOPERM', 'the user may not use ' .. c[1])
+    end
   end
 end
 
 -- From here on everything is written, and nothing can fail.
-local version = m.sequence + 1
 call('HINCRBY', KEYS[1], 'sequence', 1)
 
-local flags = tonumber(ARGV[8])
-local rank = text(version + (flags >= UNSETTLED and MOST or 0))
-for _, name in ipairs(names) do
-  local key, n, was, is = P .. 'm' .. name, count[name], had[name], will[name]
-  if was and was ~= is then
-    call('ZREM', key, id .. pack('>I6', was))
+-- Few marks: the value. Many: both orders of their group.
+local set, gone = {}, {}
+local function keep(hash, value)
+  if value == '' then
+    gone[#gone + 1] = hash
+  else
+    set[#set + 1], set[#set + 2] = hash, value
   end
-  if is then
-    call('ZADD', key, rank, id .. pack('>I6', is))
-  end
-  local after = n + (is and 1 or 0) - (was and 1 or 0)
-  local byEnd = P .. 'e' .. name
-  if n > LIMIT and after > LIMIT then
-    if not is then
-      call('ZREM', byEnd, id)
-    elseif is ~= was then
-      call('ZADD', byEnd, is == 0 and 'inf' or is, id)
+end
+for _, p in ipairs(plans) do
+  if p.grows then
+    local value = '*'
+    for tag, g in pairs(p.grows) do
+      value = value .. tag
+      call('ZADD', P .. 'm' .. p.hash .. tag, unpack(g.ranks))
+      call('ZADD', P .. 'e' .. p.hash .. tag, unpack(g.ends))
     end
-  elseif n > LIMIT then
-    call('DEL', byEnd)
-  elseif after > LIMIT then
-    local all = {}
-    for i, mark in ipairs(call('ZRANGE', key, 0, -1)) do
-      local e = unpackFrom('>I6', mark, 17)
-      all[2 * i - 1], all[2 * i] = e == 0 and 'inf' or text(e), sub(mark, 1, 16)
+    keep(p.hash, value)
+  elseif not p.n then
+    if p.value or p.now ~= '' then
+      keep(p.hash, p.now)
     end
-    call('ZADD', byEnd, unpack(all))
-  end
-  if #name > 16 then
-    if after == 0 then
-      call('SREM', P .. 't' .. sub(name, 1, 16), sub(name, 17))
-    elseif n == 0 then
-      call('SADD', P .. 't' .. sub(name, 1, 16), sub(name, 17))
+  else
+    local stays, was = {}, {}
+    for tag, n in pairs(p.n) do
+      was[tag] = n
+    end
+    for _, w in ipairs(p.will) do
+      stays[w.tag] = true
+      p.n[w.tag] = p.n[w.tag] + call('ZADD', P .. 'm' .. p.hash .. w.tag, text(rank), id)
+      call('ZADD', P .. 'e' .. p.hash .. w.tag, score(w.ends), id)
+    end
+    for _, h in ipairs(p.had) do
+      if not stays[h.tag] then
+        p.n[h.tag] = p.n[h.tag] - call('ZREM', P .. 'm' .. p.hash .. h.tag, id)
+        call('ZREM', P .. 'e' .. p.hash .. h.tag, id)
+      end
+    end
+    local value, total, changed = '*', 0, false
+    for tag, n in pairs(p.n) do
+      total = total + n
+      changed = changed or (n > 0) ~= (was[tag] > 0)
+      if n > 0 then
+        value = value .. tag
+      end
+    end
+    if total <= SMALL then
+      value = ''
+      for tag, n in pairs(p.n) do
+        local key, byEnd = P .. 'm' .. p.hash .. tag, P .. 'e' .. p.hash .. tag
+        local flat = call('ZRANGE', key, 0, -1, 'WITHSCORES')
+        for i = 1, #flat, 2 do
+          local e = call('ZSCORE', byEnd, flat[i])
+          value = value .. packed(flat[i], (not e or e == 'inf') and 0 or tonumber(e), tonumber(flat[i + 1]), tag)
+        end
+        call('DEL', key, byEnd)
+      end
+      keep(p.hash, value)
+    elseif changed then
+      keep(p.hash, value)
     end
   end
+end
+for i = 1, #set, 500 do
+  call('HSET', KEYS[7], unpack(set, i, math.min(i + 499, #set)))
+end
+for i = 1, #gone, 500 do
+  call('HDEL', KEYS[7], unpack(gone, i, math.min(i + 499, #gone)))
 end
 
 for _, e in ipairs(meters) do
@@ -207,8 +287,6 @@ for _, e in ipairs(meters) do
   end
 end
 
-local due, held = tonumber(ARGV[7]), flags % 2 == HELD
-local wasDue, wasHeld = have and have.due or 0, have and have.flags % 2 == HELD or false
 if due ~= wasDue then
   if due == 0 then
     call('ZREM', KEYS[4], id)
@@ -228,15 +306,8 @@ if mode == 'remove' then
   call('DEL', KEYS[2], KEYS[3])
   return {'written', text(micros), '0'}
 end
-local kept = {}
-for _, hash in ipairs(order) do
-  if entries[hash] ~= '0' then
-    kept[#kept + 1] = hash .. string.char(#entries[hash]) .. entries[hash]
-  end
-end
-kept = table.concat(kept)
 local stamp = mode == 'keep' and have and have.stamp or version
-call('SET', KEYS[2], pack('>BI8I8I8BI8I2I2I4I4', RECORD, version, micros, due, flags, stamp,
+call('SET', KEYS[2], pack('>BI6I7I6BI6I2I2I3I3', RECORD, version, micros, due, flags, stamp,
   #ARGV[4], #ARGV[10], #marks, #kept) .. ARGV[4] .. ARGV[10] .. marks .. kept .. ARGV[11])
 if ARGV[12] ~= '' then
   call('SET', KEYS[3], ARGV[12])
