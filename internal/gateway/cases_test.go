@@ -449,6 +449,57 @@ func TestNothingSentIsNotPaidAndMayBeTriedAgain(t *testing.T) {
 	r.paid(1, 1)
 }
 
+// An intent that nobody came back for is closed, and says so: with its last answer, if it has one.
+func TestAnIntentWhoseTimeIsOver(t *testing.T) {
+	const busy = "HTTP/1.1 429 Too Many\r\nContent-Length: 9\r\n\r\nslow down"
+	for _, tc := range []struct {
+		name          string
+		answers       []string // what the upstream says to each attempt; "": it cannot be reached
+		status        int
+		kind, details string
+	}{
+		{"never reached", []string{""}, 502, "upstream-unreachable", "Nothing was paid: the upstream refused the connection; nothing was sent"},
+		{"reached, then not", []string{busy, ""}, 409, "expired", "Nothing was paid: the upstream refused the connection; nothing was sent"},
+		{"answered last", []string{"", busy}, 429, "", ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := setUp(t)
+			for _, answer := range tc.answers {
+				r.upstream = "http://127.0.0.1:1"
+				if answer != "" {
+					r.upstream, _ = raw(t, answer)
+				}
+				r.tool("charge", "/charges", nil)
+				if got := r.do(ask{id: "k1", body: refundOf("9", "1")}); got.status != 502 && got.status != 429 {
+					t.Fatalf("an attempt got %+v", got)
+				}
+				r.clock.pass(time.Minute)
+			}
+			r.clock.pass(48 * time.Hour)
+			for range 2 {
+				got := r.pay(ask{id: "k1", body: refundOf("9", "1")}, tc.status, guard.Replay)
+				if got.header.Get(headerReplayed) != "true" || got.header.Get("Retry-After") != "" {
+					t.Errorf("headers %v", got.header)
+				}
+				if tc.kind == "" {
+					if got.body != "slow down" {
+						t.Errorf("body %q, want the upstream's last answer", got.body)
+					}
+					continue
+				}
+				p := got.problem(t)
+				if p.Reason != string(guard.ReasonExpired) || p.Type != problemBase+tc.kind || p.SuggestedAction != actNewIntent ||
+					!strings.Contains(p.Detail, tc.details) || !strings.Contains(p.Detail, "not sent again in time") || strings.Contains(p.Detail, "used up") {
+					t.Errorf("problem %+v", p)
+				}
+			}
+			if _, doc := r.poll("charge", "k1", "agent", ""); doc.State != guard.Failed || len(doc.Attempts) != len(tc.answers) {
+				t.Errorf("the intent is %+v", doc)
+			}
+		})
+	}
+}
+
 func TestInFlightReject(t *testing.T) {
 	r := setUp(t)
 	r.tool("charge", "/charges", func(tool *v1alpha1.AgentTool) {

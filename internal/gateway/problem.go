@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -169,13 +170,37 @@ func fromGuard(a guard.Answer, who access.Caller) *problem {
 				"Nothing was sent. This payment overlaps with others and would have to wait for a person, but too many already do. Come back after some of them were decided.")
 		case guard.ReasonUnreachable:
 			return set(http.StatusBadGateway, "upstream-unreachable", "The upstream could not be reached", actRetryLater,
-				"Nothing was paid: "+lastDetail(v)+". Send the same request with the same intent ID again later.")
+				nothingPaid(v)+": "+lastDetail(v)+". Send the same request with the same intent ID again later.")
 		}
 	case guard.Replay:
+		if a.Reason == guard.ReasonExpired {
+			status, kind := http.StatusBadGateway, "upstream-unreachable"
+			if reached(v) {
+				status, kind = http.StatusConflict, "expired"
+			}
+			return set(status, kind, "The intent's time is over", actNewIntent,
+				nothingPaid(v)+": "+lastDetail(v)+". It was not sent again in time, so this intent is closed and will not be sent any more. "+
+					"If the payment is still wanted, make it as a new one, with a new intent ID."+ask)
+		}
 		return set(http.StatusBadGateway, "upstream-unreachable", "The upstream could not be reached", actNewIntent,
-			"Nothing was paid: "+lastDetail(v)+". All attempts of this intent are used up. If the payment is still wanted, use a new intent ID."+ask)
+			nothingPaid(v)+": "+lastDetail(v)+". All attempts of this intent are used up. If the payment is still wanted, use a new intent ID."+ask)
 	}
 	return set(http.StatusForbidden, "denied", "The call is denied", actStop, "Nothing was sent.")
+}
+
+// reached says that the upstream had a request of the intent, or may have had one.
+func reached(v guard.View) bool {
+	return slices.ContainsFunc(v.Attempts, func(a guard.AttemptView) bool { return a.Outcome != guard.AttemptRetryable || a.Status != 0 })
+}
+
+// nothingPaid begins to tell of an intent whose last attempt has moved nothing.
+func nothingPaid(v guard.View) string {
+	if slices.ContainsFunc(v.Attempts, func(a guard.AttemptView) bool {
+		return a.Outcome != guard.AttemptRetryable && a.Outcome != guard.AttemptFailed
+	}) {
+		return "How an earlier attempt ended is not known, and a person has counted it as not paid. The last one paid nothing"
+	}
+	return "Nothing was paid"
 }
 
 func lastDetail(v guard.View) string {

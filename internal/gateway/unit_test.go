@@ -7,9 +7,11 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/holdfast-dev/holdfast/internal/access"
 	"github.com/holdfast-dev/holdfast/internal/guard"
 	"github.com/holdfast-dev/holdfast/internal/intent"
 )
@@ -88,6 +90,27 @@ func TestRetryAfter(t *testing.T) {
 	for d, want := range map[time.Duration]int{0: 0, -1: 0, 1: 1, time.Second: 1, 1001 * time.Millisecond: 2} {
 		if got := seconds(d); got != want {
 			t.Errorf("%s is %d seconds, want %d", d, got, want)
+		}
+	}
+}
+
+// What a person has counted as not paid is not told as a fact.
+func TestAReleasedAttemptIsNotToldAsNotPaid(t *testing.T) {
+	who := access.Caller{Username: "agent", UID: "1"}
+	v := guard.View{Key: guard.Key{Caller: "agent", IntentID: "k1"}, CallerUID: "1", Exists: true, Attempts: []guard.AttemptView{
+		{Number: 1, Outcome: guard.AttemptUnknown, Status: 500}, {Number: 2, Outcome: guard.AttemptRetryable, Detail: "nothing was sent"},
+	}}
+	for _, a := range []guard.Answer{
+		{Verdict: guard.Deny, Reason: guard.ReasonUnreachable, Intent: v},
+		{Verdict: guard.Replay, Reason: guard.ReasonUnreachable, Intent: v},
+		{Verdict: guard.Replay, Reason: guard.ReasonExpired, Intent: v},
+	} {
+		p := fromGuard(a, who)
+		if strings.Contains(p.Detail, "Nothing was paid") || !strings.Contains(p.Detail, "How an earlier attempt ended is not known") {
+			t.Errorf("%s %s: %s", a.Verdict, a.Reason, p.Detail)
+		}
+		if want := a.Reason == guard.ReasonExpired; (p.Status == http.StatusConflict) != want {
+			t.Errorf("%s %s: status %d", a.Verdict, a.Reason, p.Status)
 		}
 	}
 }
