@@ -4,6 +4,7 @@ package postgres
 // nothing else: no files but a CA's, no session settings, no service files.
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -53,7 +54,7 @@ func parseDSN(dsn string) (*pgx.ConnConfig, error) {
 		}
 	}
 	// Of several hosts, the one that can be written to.
-	config.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
+	config.ValidateConnect = validateWritable
 	if err := refuseFallbackToPlain(config); err != nil {
 		return nil, err
 	}
@@ -64,6 +65,19 @@ func parseDSN(dsn string) (*pgx.ConnConfig, error) {
 		config.ConnectTimeout = connectTimeout
 	}
 	return config, nil
+}
+
+var errReadOnly = errors.New("the server takes no writes: it is a standby, or set to be read-only; point the DSN at the primary, or name all servers in it")
+
+func validateWritable(ctx context.Context, c *pgconn.PgConn) error {
+	result := c.ExecParams(ctx, "SHOW transaction_read_only", nil, nil, nil, nil).Read()
+	if result.Err != nil {
+		return result.Err
+	}
+	if string(result.Rows[0][0]) != "off" {
+		return errReadOnly
+	}
+	return nil
 }
 
 // refuseFallbackToPlain refuses sslmode prefer and allow, and prefer is what none

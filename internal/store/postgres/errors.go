@@ -26,7 +26,7 @@ type judgement struct {
 }
 
 func judge(err error) judgement {
-	if errors.Is(err, errUnreplicated) {
+	if errors.Is(err, errUnreplicated) || errors.Is(err, errBusy) {
 		return judgement{}
 	}
 	var pg *pgconn.PgError

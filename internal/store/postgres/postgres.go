@@ -244,6 +244,7 @@ func (s *Store) Close() error {
 }
 
 var (
+	errBusy         = errors.New("all connections of this process are in use: look for slow calls, or allow more connections")
 	errClosed       = errors.New("the store is closed")
 	errUnreplicated = errors.New("the wait for a standby was cut short by an administrator: the write may be lost if the server is")
 )
@@ -296,6 +297,9 @@ func once[T any](ctx context.Context, s *Store, do func(context.Context, *pgx.Co
 	var none T
 	waitCtx, cancel := context.WithTimeout(ctx, s.opts.Timeout)
 	conn, err := s.pool.Acquire(waitCtx)
+	if err != nil && errors.Is(err, context.DeadlineExceeded) && waitCtx.Err() != nil && !connecting(err) {
+		err = errors.Join(errBusy, err)
+	}
 	cancel()
 	if err != nil {
 		return none, false, fmt.Errorf("connect: %w", err)

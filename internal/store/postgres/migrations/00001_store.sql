@@ -276,12 +276,12 @@ BEGIN
                   SELECT FROM unnest(p_over_eras, p_over_snapshots) AS w (era, snapshot)
                   WHERE h.era < w.era OR (h.era = w.era AND pg_visible_in_snapshot(h.stamp, w.snapshot))))
         ), one AS MATERIALIZED (
-            SELECT digest, bool_or(top) AS top, unsettled, version FROM hit GROUP BY digest, unsettled, version
+            SELECT digest, bool_or(top) AS top, unsettled, version, array_agg(n) AS ns FROM hit GROUP BY digest, unsettled, version
         ), best AS MATERIALIZED (
-            SELECT digest, row_number() OVER (ORDER BY top DESC, unsettled DESC, version DESC) AS rank
+            SELECT digest, ns, row_number() OVER (ORDER BY top DESC, unsettled DESC, version DESC) AS rank
             FROM one ORDER BY top DESC, unsettled DESC, version DESC LIMIT 64
         ), pair AS MATERIALIZED (
-            SELECT DISTINCT best.rank, hit.n FROM best JOIN hit USING (digest)
+            SELECT DISTINCT rank, n FROM best, unnest(ns) AS n
         )
         SELECT v_era || '.' || pg_current_snapshot()::text,
                (SELECT count(*) FROM one),
