@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"math/rand/v2"
 	"path/filepath"
 	"sort"
@@ -86,6 +87,8 @@ type message struct {
 	attempt  int
 	rseq     uint64 // the judge's sequence of its Reserve
 	covers   uint64 // releases of its intent had been shown everything up to here
+	reserved time.Duration
+	knew     map[string]bool // of which others it was on record that they were paid
 	deadline time.Duration
 	final    time.Duration
 	arrives  time.Duration // not before
@@ -128,9 +131,11 @@ type world struct {
 	skew   time.Duration
 	back   time.Duration // how far the store's clock was ever put back
 	quiet  bool          // nothing goes wrong any more
-	stalls int           // how often an actor stalls, in percent
-	ending bool          // nothing is slow any more either
-	errs   bool          // people make mistakes
+	window time.Duration
+	short  bool // window and TTL end within the history
+	stalls int  // how often an actor stalls, in percent
+	ending bool // nothing is slow any more either
+	errs   bool // people make mistakes
 	bolt   *bolt.Store
 	id     store.Identity
 	procs  []*process
@@ -144,13 +149,18 @@ type world struct {
 	current *actor
 
 	// What the judge knows of the order of things.
-	seq     uint64
-	changed map[string]uint64            // when a record last changed
-	state   map[string]State             //
-	frozen  map[string]map[int]uint64    // what each hold had been shown
-	covers  map[string]uint64            // what taken releases had been shown
-	rseq    map[string]map[int][2]uint64 // of each attempt: its Reserve's sequence, and what was covered then
-	made    map[string]bool              // nonces of writes that were made: a repeated one changes nothing
+	seq      uint64
+	changed  map[string]uint64            // when a record last changed
+	at       map[string]time.Duration     // the same by the clock
+	known    map[string]bool              // that it was paid, or accepted, is on the record
+	knew     map[string]map[string]bool   // at its last step into flight
+	reserved map[string]time.Duration     //
+	denied   map[string]bool              // a person marked it as failed although it was paid
+	state    map[string]State             //
+	frozen   map[string]map[int]uint64    // what each hold had been shown
+	covers   map[string]uint64            // what taken releases had been shown
+	rseq     map[string]map[int][2]uint64 // of each attempt: its Reserve's sequence, and what was covered then
+	made     map[string]bool              // nonces of writes that were made: a repeated one changes nothing
 
 	tracing   bool
 	trace     []string
@@ -468,7 +478,8 @@ func (w *world) judgeReserve(a *actor, r store.Reserve, res store.Result) {
 			w.rseq[r.Key] = map[int][2]uint64{}
 		}
 		w.rseq[r.Key][n] = [2]uint64{w.seq, w.covers[r.Key]}
-		w.state[r.Key], w.changed[r.Key] = InFlight, w.seq
+		w.state[r.Key], w.changed[r.Key], w.at[r.Key] = InFlight, w.seq, w.t
+		w.reserved[r.Key], w.knew[r.Key] = w.t, maps.Clone(w.known)
 		w.logf("judge: %s is InFlight(%d)", w.name(r.Key), n)
 	}
 }
@@ -487,11 +498,17 @@ func (w *world) judgeUpdate(u store.Write, refused uint64) {
 	was := w.state[u.Key]
 	w.state[u.Key] = h.State
 	if !u.KeepMarks {
-		w.changed[u.Key] = w.seq
+		w.changed[u.Key], w.at[u.Key] = w.seq, w.t
+	}
+	for _, a := range b.Attempts {
+		w.known[u.Key] = w.known[u.Key] || a.Outcome == AttemptSucceeded || a.Accepted
+	}
+	if h.State == Tombstone || h.State == Held && b.Current.has(KeyExpired) {
+		w.byKey[u.Key].acked = "" // the answer is gone; that it was paid is not
 	}
 	w.logf("judge: %s is %s(hold %d)", w.name(u.Key), h.State, h.Hold)
 	for _, a := range b.Attempts {
-		if h.State == Held && a.Outcome == AttemptSucceeded && a.Generation == b.Generation {
+		if h.State == Held && a.Outcome == AttemptSucceeded && a.Generation == b.Generation && !b.Current.has(KeyExpired) {
 			w.violate("%s is held although a success is on its record", w.name(u.Key))
 		}
 	}
@@ -549,6 +566,13 @@ func (w *world) pay(m *message) {
 		earlier, later := o, c
 		if later.m.rseq < earlier.m.rseq {
 			earlier, later = later, earlier
+		}
+		key := earlier.in.call.Key.String()
+		if w.denied[key] && !later.m.knew[key] {
+			continue // a person said that nothing had moved, and nobody knew better
+		}
+		if w.short && w.state[key].Settled() && later.m.reserved-w.at[key] > w.window-10*time.Second {
+			continue // it was long ago
 		}
 		// The later one must have been released by somebody who was shown the
 		// earlier one as it was when the later one set out.
@@ -677,7 +701,7 @@ func (w *world) tellsSuccess(in *simIntent, a Answer, who string) {
 // call is an agent's call through one process.
 func (w *world) call(p *process, in *simIntent, c Call) {
 	ctx := context.Background()
-	pol := simPolicy()
+	pol := w.policy()
 	who := fmt.Sprintf("p%d call %s", p.id, c.IntentID)
 	if w.rule == claimAfterSend {
 		m := w.send(p, in, 1, nil)
@@ -729,6 +753,7 @@ func (w *world) send(p *process, in *simIntent, n int, t *Ticket) *message {
 		m.final = m.deadline + simMargin + simGrace + simSettleAfter
 		r := w.rseq[in.call.Key.String()][n]
 		m.rseq, m.covers = r[0], r[1]
+		m.reserved, m.knew = w.reserved[in.call.Key.String()], w.knew[in.call.Key.String()]
 	}
 	m.arrives = w.t
 	if w.rng.IntN(3) == 0 {
@@ -819,9 +844,13 @@ func (w *world) person(p *process, in *simIntent, o *object) {
 	d := Reject
 	roll := w.rng.IntN(100)
 	switch {
-	case paid && w.errs && !early && roll < 50:
+	case paid && w.errs && !early && roll < 40:
 		d = Release // a mistake: it may be paid twice, but nothing may be forgotten
 		in.wrong++
+	case paid && w.errs && !early && o.unknown && roll < 60:
+		d = MarkFailed // another one
+		in.wrong++
+		w.denied[in.call.Key.String()] = true
 	case paid && roll < 80:
 		d = MarkPaid
 	case paid:
@@ -887,8 +916,9 @@ func (w *world) takeWrongly(p *process, o *object) {
 	_, _ = p.engine.Resolve(context.Background(), *o.resolution)
 }
 
-func simPolicy() Policy {
-	return Policy{Budget: "b", Window: 400 * time.Hour, TTL: 200 * time.Hour, Timeout: simTimeout, SettleAfter: simSettleAfter, MaxHeld: 50, MaxHeldPerCaller: 50}
+// policy lets answers and windows end within the history, in some worlds.
+func (w *world) policy() Policy {
+	return Policy{Budget: "b", Window: w.window, TTL: w.window / 2, Timeout: simTimeout, SettleAfter: simSettleAfter, MaxHeld: 50, MaxHeldPerCaller: 50}
 }
 
 func mustPath(segments ...string) intent.Path {
@@ -904,7 +934,7 @@ func newWorld(seed uint64, rule worldRule, m mutation, dir string, tracing bool)
 		seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), rule: rule, mutation: m, dir: dir, tracing: tracing,
 		byKey: map[string]*simIntent{}, changed: map[string]uint64{}, state: map[string]State{},
 		frozen: map[string]map[int]uint64{}, covers: map[string]uint64{}, rseq: map[string]map[int][2]uint64{},
-		made: map[string]bool{},
+		made: map[string]bool{}, at: map[string]time.Duration{}, reserved: map[string]time.Duration{}, knew: map[string]map[string]bool{}, known: map[string]bool{}, denied: map[string]bool{},
 	}
 	st, err := bolt.Open(w.path(), bolt.Options{NoSync: true, Clock: w.storeNow})
 	if err != nil {
@@ -917,6 +947,10 @@ func newWorld(seed uint64, rule worldRule, m mutation, dir string, tracing bool)
 	}
 	w.makeIntents()
 	w.errs = w.rng.IntN(5) == 0
+	w.window = 400 * time.Hour
+	if w.short = w.rng.IntN(3) == 0; w.short {
+		w.window = 3 * time.Minute
+	}
 	w.stalls = []int{8, 8, 55}[w.rng.IntN(3)]
 	for i := range 2 + w.rng.IntN(2) {
 		p := &process{id: i}
@@ -1083,6 +1117,9 @@ func (w *world) one() {
 		w.logf("p%d stops until %.3fs", p.id, p.paused.Seconds())
 	case roll < 98:
 		step := []time.Duration{20 * time.Minute, -20 * time.Minute, 2 * time.Second, -2 * time.Second}[w.rng.IntN(4)]
+		if w.short {
+			step = min(max(step, -time.Second), time.Second) // windows are short, and end by this clock
+		}
 		w.skew += step
 		w.back += max(-step, 0)
 		w.logf("the store's clock steps by %s", step)
@@ -1095,7 +1132,7 @@ func (w *world) one() {
 			run()
 		}
 	default:
-		if w.rng.IntN(3) == 0 {
+		if w.rng.IntN(3) == 0 && !w.short {
 			w.pass(25 * time.Hour)
 		} else {
 			p.wall += time.Duration(w.rng.Int64N(int64(4*time.Second))) - 2*time.Second
@@ -1272,7 +1309,7 @@ func (w *world) judgeEnd() {
 		if !r.State.Settled() && w.called(in, r) {
 			w.violate("%s is left undecided: %s, hold %d", in.call.IntentID, r.State, r.Hold)
 		}
-		if in.acked != "" && (r.State != Succeeded || r.Response == nil || string(r.Response.Body) != in.acked) {
+		if in.acked != "" && (r.State != Tombstone || r.SettledAs != Succeeded) && (r.State != Succeeded || r.Response == nil || string(r.Response.Body) != in.acked) {
 			w.violate("%s was acknowledged as %s and is %s in the end", in.call.IntentID, in.acked, r.State)
 		}
 		known := false // that it was paid
