@@ -3,8 +3,8 @@
 //
 // Who may resolve a hold is decided by an admission policy. Where that policy is not
 // in force, whoever may patch a PaymentHold could release a payment. So the operator,
-// which never has the verb resolve, tries it: a dry run that must be refused, by the
-// policy and by nothing else.
+// which never has the verb resolve, tries it: dry runs that must be refused, by the
+// policies and by nothing else, each time before a resolution is taken.
 
 package controller
 
@@ -14,9 +14,9 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -25,43 +25,50 @@ import (
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 )
 
-// ResolutionPolicy is the ValidatingAdmissionPolicy that must refuse; a prefix before its name is accepted.
-const ResolutionPolicy = "holdfast-paymentholds-resolution"
+// The ValidatingAdmissionPolicies that must refuse; a prefix before their names is accepted.
+const (
+	ResolutionPolicy   = "holdfast-paymentholds-resolution"
+	OperatorOnlyPolicy = "holdfast-paymentholds-operator-only"
+)
 
 const (
-	// gateFor is how long a refusal is relied on.
-	gateFor = time.Minute
 	// forger is who the forged resolution says has decided: nobody.
 	forger = "holdfast:admission-probe"
+	// probeKept is how long a hold to probe with may be there. One that is older was
+	// left behind by a process that ended meanwhile.
+	probeKept = time.Minute
 )
 
 // errNotRefused: resolutions are not protected. The text says what to do.
 var errNotRefused = errors.New("resolutions are not protected by the API server")
 
-// Gate opens for a namespace once a forged resolution was refused there.
-type Gate struct {
-	live client.Client
-	mu   sync.Mutex
-	open map[string]time.Time
-}
+// Gate tells whether a forged resolution is refused. It remembers nothing: what was
+// refused a second ago may be accepted now.
+type Gate struct{ live client.Client }
 
 // NewGate probes as this client.
-func NewGate(live client.Client) *Gate { return &Gate{live: live, open: map[string]time.Time{}} }
+func NewGate(live client.Client) *Gate { return &Gate{live: live} }
 
 // check returns nil while resolutions in the namespace are protected, errNotRefused
 // with the reason while they are not, and any other error if it cannot be told.
 func (g *Gate) check(ctx context.Context, namespace string) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if at, ok := g.open[namespace]; ok && time.Since(at) < gateFor {
-		return nil
-	}
-	delete(g.open, namespace)
-	if err := g.probe(ctx, namespace); err != nil {
+	if err := g.born(ctx, namespace); err != nil {
 		return err
 	}
-	g.open[namespace] = time.Now()
-	return nil
+	return g.probe(ctx, namespace)
+}
+
+// forged is the resolution that nobody gave.
+func forged() *v1alpha1.HoldResolution {
+	return &v1alpha1.HoldResolution{Decision: v1alpha1.DecisionReject, Reason: "probe: this must be refused", By: forger}
+}
+
+// born tries to make a hold that is resolved from the beginning.
+func (g *Gate) born(ctx context.Context, namespace string) error {
+	hold := probeHold(namespace)
+	hold.Spec.Resolution = forged()
+	err := g.live.Create(ctx, hold, client.DryRunAll, client.FieldOwner(ownerHold))
+	return judged(err, OperatorOnlyPolicy)
 }
 
 // probe forges a resolution of a hold that has none. If there is no such hold, it
@@ -117,38 +124,45 @@ func (g *Gate) forge(ctx context.Context, hold *v1alpha1.PaymentHold) error {
 	patch, err := json.Marshal(map[string]any{
 		// A hold that somebody resolved meanwhile must not be refused for that.
 		"metadata": map[string]any{"resourceVersion": hold.ResourceVersion},
-		"spec": map[string]any{"resolution": v1alpha1.HoldResolution{
-			Decision: v1alpha1.DecisionReject, Reason: "probe: this must be refused", By: forger,
-		}},
+		"spec":     map[string]any{"resolution": forged()},
 	})
 	if err != nil {
 		return err
 	}
 	target := &v1alpha1.PaymentHold{ObjectMeta: metav1.ObjectMeta{Namespace: hold.Namespace, Name: hold.Name}}
 	err = g.live.Patch(ctx, target, client.RawPatch(types.MergePatchType, patch), client.DryRunAll, client.FieldOwner(ownerHold))
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return errOvertaken
+	}
+	return judged(err, ResolutionPolicy)
+}
+
+// judged says what the answer to a forged resolution proves: only a refusal by the
+// policy itself is protection.
+func judged(err error, policy string) error {
 	switch {
 	case err == nil:
-		return fmt.Errorf("%w: a forged resolution was accepted in a dry run: apply the admission policies of this version (config/admission), and take the verb resolve from the operator", errNotRefused)
-	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
-		return errOvertaken
-	case refusedByPolicy(err):
+		return fmt.Errorf("%w: a forged resolution was accepted in a dry run, which %s must refuse: apply the admission policies of this version (config/admission), and take the verb resolve from the operator", errNotRefused, policy)
+	case refusedBy(err, policy):
 		return nil
+	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
+		return fmt.Errorf("probe whether resolutions are protected: %w", err)
 	case apierrors.IsForbidden(err), apierrors.IsInvalid(err):
-		return fmt.Errorf("%w: a forged resolution was refused, but not by the policy %s: %s", errNotRefused, ResolutionPolicy, err.Error())
+		return fmt.Errorf("%w: a forged resolution was refused, but not by the policy %s: %s", errNotRefused, policy, err.Error())
 	default:
 		return fmt.Errorf("probe whether resolutions are protected: %w", err)
 	}
 }
 
-// refusedByPolicy says that the policy refused, and not RBAC, the schema or another
-// policy. The API server gives the policy's name only in the text.
-func refusedByPolicy(err error) bool {
+// refusedBy says that this policy refused, and not RBAC, the schema or another policy.
+// The API server gives the policy's name only in the text.
+func refusedBy(err error, policy string) bool {
 	if !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
 		return false
 	}
 	_, after, found := strings.Cut(err.Error(), "ValidatingAdmissionPolicy '")
 	name, _, _ := strings.Cut(after, "'")
-	return found && (name == ResolutionPolicy || strings.HasSuffix(name, "-"+ResolutionPolicy))
+	return found && (name == policy || strings.HasSuffix(name, "-"+policy))
 }
 
 // probeEpoch is the epoch of no store: nothing can be released by such a hold.

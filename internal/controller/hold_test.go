@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -43,7 +42,7 @@ func TestHoldIsShownWithinTwoSeconds(t *testing.T) {
 	view := w.poll(p, "refund", "second")
 	want := v1alpha1.PaymentHoldSpec{
 		ToolRef: v1alpha1.ToolReference{Name: "refund"}, Caller: w.agent(), IntentID: "second", Hold: 1,
-		Scope: []v1alpha1.HoldPath{"order/9"}, Amount: &v1alpha1.Money{Value: "11.5", Currency: "USD"}, Recipient: "9",
+		Scope: []v1alpha1.HoldPath{"order/9"}, Amount: &v1alpha1.Money{Value: "11.50", Currency: "USD"}, Recipient: "9",
 		Fingerprint: view.Fingerprint, Record: v1alpha1.HoldRecord{Epoch: view.Hold.Epoch, Nonce: view.Hold.Nonce},
 		Reasons: []v1alpha1.HoldReason{v1alpha1.HoldScopeOverlap},
 	}
@@ -332,48 +331,170 @@ func TestToolDeletedBeforeReleaseIsTaken(t *testing.T) {
 	w.shown(anew.Name, v1alpha1.HoldResolved)
 }
 
-// No resolution is taken while the API server would accept a forged one.
-func TestGate(t *testing.T) {
-	w := newWorld(t)
+// unprotected takes away a policy's binding until the function that it returns is called.
+func (w *world) unprotected(policy string) (restore func()) {
+	w.Helper()
 	binding := &admissionv1.ValidatingAdmissionPolicyBinding{}
-	must(t, admin.Get(w.ctx, types.NamespacedName{Name: ResolutionPolicy}, binding))
+	must(w.T, admin.Get(w.ctx, types.NamespacedName{Name: policy}, binding))
+	restored := binding.DeepCopy()
+	restored.ResourceVersion, restored.UID = "", ""
+	must(w.T, admin.Delete(w.ctx, binding))
+	gate := NewGate(as(operatorUser))
+	back := false
+	restore = func() {
+		if !back {
+			back = true
+			must(w.T, admin.Create(w.ctx, restored))
+			eventually(w.T, func() error { return gate.check(w.ctx, metav1.NamespaceDefault) })
+		}
+	}
+	w.Cleanup(restore)
+	eventually(w.T, func() error { // until the API server has noticed
+		if err := gate.check(w.ctx, w.ns); !errors.Is(err, errNotRefused) {
+			return fmt.Errorf("a forged resolution should be accepted, got %v", said(err))
+		}
+		return nil
+	})
+	return restore
+}
+
+// forgeRelease releases a hold without the right to, in somebody else's name.
+func (w *world) forgeRelease(name string) {
+	w.Helper()
+	forged := []byte(`{"spec":{"resolution":{"decision":"Release","reason":"forged","by":"alice"}}}`)
+	must(w.T, as(operatorUser).Patch(w.ctx, &v1alpha1.PaymentHold{ObjectMeta: w.meta(name)}, client.RawPatch(types.MergePatchType, forged)))
+}
+
+// A resolution that was found while the API server would accept a forged one is never
+// taken: not when the policies are back, and not by the next process.
+func TestGate(t *testing.T) {
+	for what, policy := range map[string]string{"anybody resolves": ResolutionPolicy, "a hold may be born resolved": OperatorOnlyPolicy} {
+		t.Run(what, func(t *testing.T) {
+			w := newWorld(t)
+			dir := t.TempDir()
+			p := start(t, dir)
+			w.ready()
+			name := w.held(p)
+			first := w.shown(name, v1alpha1.HoldHeld)
+			restore := w.unprotected(policy)
+			if policy == ResolutionPolicy {
+				w.forgeRelease(name)
+			} else {
+				must(t, w.resolve(name, v1alpha1.HoldResolution{Decision: v1alpha1.DecisionRelease}))
+			}
+			hold := &v1alpha1.PaymentHold{}
+			message := w.condition(hold, name, v1alpha1.ConditionResolved, metav1.ConditionFalse, reasonNotEnforced)
+			contains(t, message, "config/admission", policy, "delete this object")
+
+			restore()
+			stays := func(p *process) {
+				t.Helper()
+				for range 3 {
+					p.reconcileHold(w, name)
+				}
+				w.condition(hold, name, v1alpha1.ConditionResolved, metav1.ConditionFalse, reasonNotEnforced)
+				if v := w.poll(p, "refund", "second"); v.State != guard.Held {
+					t.Fatalf("the forged release was taken: %s", v.State)
+				}
+			}
+			stays(p)
+			p.stop()
+			p = start(t, dir)
+			w.toolReady("refund")
+			stays(p)
+
+			// Once it is deleted the hold comes back clean, and a person decides.
+			must(t, admin.Delete(w.ctx, first))
+			eventually(t, func() error {
+				if err := w.get(name, hold); err != nil {
+					return err
+				}
+				if hold.UID == first.UID || hold.Spec.Resolution != nil {
+					return fmt.Errorf("it should be a new object without a resolution, is %s with %s", hold.UID, asJSON(hold.Spec.Resolution))
+				}
+				return nil
+			})
+			w.shown(name, v1alpha1.HoldHeld)
+			must(t, w.resolve(name, v1alpha1.HoldResolution{Decision: v1alpha1.DecisionRelease}))
+			w.shown(name, v1alpha1.HoldResolved)
+			if v := w.poll(p, "refund", "second"); v.State != guard.Released {
+				t.Errorf("the record is %s, want Released", v.State)
+			}
+		})
+	}
+}
+
+// A store that is away does not let a forged resolution wait for better times.
+func TestGateIsAskedWithoutTheStore(t *testing.T) {
+	w := newWorld(t)
 	dir := t.TempDir()
 	p := start(t, dir)
 	w.ready()
 	name := w.held(p)
 	w.shown(name, v1alpha1.HoldHeld)
-	p.stop()
-
-	restored := binding.DeepCopy()
-	restored.ResourceVersion, restored.UID = "", ""
-	must(t, admin.Delete(w.ctx, binding))
-	back := false
-	restore := func() {
-		if !back {
-			back = true
-			must(t, admin.Create(context.Background(), restored))
-			probe := NewGate(as(operatorUser))
-			eventually(t, func() error { return probe.check(context.Background(), metav1.NamespaceDefault) })
-		}
-	}
-	t.Cleanup(restore)
-	eventually(t, func() error { // until the API server has noticed
-		if err := NewGate(as(operatorUser)).check(w.ctx, w.ns); !errors.Is(err, errNotRefused) {
-			return fmt.Errorf("a forged resolution should be accepted, got %v", said(err))
+	must(t, admin.Delete(w.ctx, w.store("payments")))
+	eventually(t, func() error {
+		if _, err := p.op.Engines.Get(w.ns, "payments"); err == nil {
+			return errors.New("the deleted store is still served")
 		}
 		return nil
 	})
-	// Now whoever may patch can forge.
-	forged := []byte(`{"spec":{"resolution":{"decision":"Release","reason":"forged","by":"alice"}}}`)
-	must(t, as(operatorUser).Patch(w.ctx, &v1alpha1.PaymentHold{ObjectMeta: w.meta(name)}, client.RawPatch(types.MergePatchType, forged)))
-	p = start(t, dir)
-	message := w.condition(&v1alpha1.PaymentHold{}, name, v1alpha1.ConditionResolved, metav1.ConditionFalse, reasonNotEnforced)
-	contains(t, message, "config/admission")
-	if v := w.poll(p, "refund", "second"); v.State != guard.Held {
-		t.Fatalf("the forged release was taken: %s", v.State)
-	}
+	restore := w.unprotected(ResolutionPolicy)
+	w.forgeRelease(name)
+	hold := &v1alpha1.PaymentHold{}
+	w.condition(hold, name, v1alpha1.ConditionResolved, metav1.ConditionFalse, reasonNotEnforced)
 	restore()
-	w.shown(name, v1alpha1.HoldResolved)
+	w.create(w.store("payments"))
+	w.toolReady("refund")
+	w.condition(hold, name, v1alpha1.ConditionHeld, metav1.ConditionTrue, reasonHeld)
+	w.condition(hold, name, v1alpha1.ConditionResolved, metav1.ConditionFalse, reasonNotEnforced)
+	if v := w.poll(p, "refund", "second"); v.State != guard.Held {
+		t.Errorf("the forged release was taken: %s", v.State)
+	}
+}
+
+// The cache may be behind: what the object says now decides.
+func TestResolutionIsTakenFromWhatIsThereNow(t *testing.T) {
+	w := newWorld(t)
+	p := start(t, t.TempDir())
+	w.ready()
+	name := w.held(p)
+	hold := w.shown(name, v1alpha1.HoldHeld)
+	engine, err := p.op.Engines.Get(w.ns, "payments")
+	must(t, err)
+	behind := func(change func(*v1alpha1.PaymentHold)) {
+		t.Helper()
+		o := hold.DeepCopy()
+		o.Spec.Resolution = &v1alpha1.HoldResolution{Decision: v1alpha1.DecisionRelease, Reason: "forged", By: alice}
+		change(o)
+		var f finding
+		must(t, p.op.holds.resolve(w.ctx, engine, o, holdID(o), &f))
+		if v := w.poll(p, "refund", "second"); v.State != guard.Held {
+			t.Fatalf("it was taken: %s", v.State)
+		}
+	}
+	behind(func(o *v1alpha1.PaymentHold) { o.UID = "another" })
+	behind(func(o *v1alpha1.PaymentHold) {}) // the object that is there has no resolution
+}
+
+// A probe's object that its process left behind goes away, and a fresh one is left alone.
+func TestLeftProbeIsCollected(t *testing.T) {
+	w := newWorld(t)
+	p := start(t, t.TempDir())
+	hold := probeHold(w.ns)
+	must(t, as(operatorUser).Create(w.ctx, hold))
+	res, err := p.op.holds.collect(w.ctx, hold)
+	must(t, err)
+	if res.RequeueAfter <= 0 || res.RequeueAfter > probeKept {
+		t.Errorf("a fresh one is looked at again after %s", res.RequeueAfter)
+	}
+	must(t, w.get(hold.Name, hold))
+	hold.CreationTimestamp = metav1.NewTime(time.Now().Add(-probeKept))
+	_, err = p.op.holds.collect(w.ctx, hold)
+	must(t, err)
+	if err := w.get(hold.Name, hold); !apierrors.IsNotFound(err) {
+		t.Errorf("an old one should be gone, got %v", err)
+	}
 }
 
 // A refusal by anything but the policy proves nothing.
@@ -394,7 +515,7 @@ func TestGateStaysClosedWithoutTheRight(t *testing.T) {
 		return nil
 	})
 	// Alice has the verb resolve: only that she is not who decides is refused, by the same policy.
-	must(t, NewGate(as(alice)).check(w.ctx, w.ns))
+	must(t, NewGate(as(alice)).probe(w.ctx, w.ns))
 }
 
 // R22: a late success of what a person rejected is a refund owed, and is told.

@@ -124,7 +124,10 @@ func run(m *testing.M) (code int, err error) {
 	if err := poll(patience, func() error { return admin.Patch(ctx, hold.DeepCopy(), reject, client.DryRunAll) }); err != nil {
 		return 0, fmt.Errorf("wait for resolutions to be stamped: %w", err)
 	}
-	return m.Run(), admin.Delete(ctx, hold)
+	if err := admin.Delete(ctx, hold); err != nil {
+		return 0, err
+	}
+	return m.Run(), nil
 }
 
 func configOf(user string) *rest.Config {

@@ -11,9 +11,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -50,8 +52,6 @@ const (
 const (
 	// maxNote is the longest note of an event.
 	maxNote = 1024
-	// gateAgain is how soon a closed gate is tried again.
-	gateAgain = 10 * time.Second
 	// storeAgain is how soon a store that is not served is asked for again.
 	storeAgain = 5 * time.Second
 	// tooSoonAgain is how soon it is asked for again while the process begins.
@@ -71,6 +71,10 @@ type HoldReconciler struct {
 	Looked func(types.NamespacedName) bool
 	// Look names objects to look at again.
 	Look <-chan event.GenericEvent
+
+	// distrusted are objects whose resolution was found while it could be forged, by
+	// UID, and why. Their status says it too, once that is written.
+	distrusted sync.Map
 }
 
 // SetupWithManager watches the holds, and what the worklist has seen.
@@ -107,15 +111,26 @@ func (r *HoldReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 	if err := r.Client.Get(ctx, req.NamespacedName, &obj); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if !obj.DeletionTimestamp.IsZero() || obj.Spec.Record.Epoch == probeEpoch {
+	if !obj.DeletionTimestamp.IsZero() {
 		return ctrl.Result{}, nil
 	}
-	f, err := r.find(ctx, &obj)
-	if errors.Is(err, errTooSoon) {
-		return ctrl.Result{RequeueAfter: tooSoonAgain}, nil
+	if obj.Spec.Record.Epoch == probeEpoch {
+		return r.collect(ctx, &obj)
 	}
+	// A new resolution is judged at once: whatever else keeps it waiting, the store for
+	// one, must not outlast the time in which it could be forged.
+	distrust, err := r.distrust(ctx, &obj)
 	if err != nil {
 		return ctrl.Result{}, err
+	}
+	f, failed := r.find(ctx, &obj, distrust)
+	if failed != nil && distrust != "" && !distrusts(&obj) {
+		f = finding{unknown: failed.Error()} // it must be written down, whatever else fails
+	} else if failed != nil {
+		return again(failed)
+	}
+	if distrust != "" {
+		f.reason, f.withheld = reasonNotEnforced, distrust
 	}
 	if f.view.State == guard.HoldVoid && obj.Status.State == v1alpha1.HoldResolved && obj.Status.ObservedGeneration == obj.Generation {
 		// What was taken stays taken, also when the record is long gone.
@@ -131,11 +146,67 @@ func (r *HoldReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 	if wrote {
 		r.tell(&obj, &was, next)
 	}
+	if failed != nil {
+		return again(failed)
+	}
 	return ctrl.Result{RequeueAfter: f.again}, nil
 }
 
-// find asks the record, and hands it the resolution.
-func (r *HoldReconciler) find(ctx context.Context, obj *v1alpha1.PaymentHold) (finding, error) {
+// again is how a visit is repeated that could not find out how the hold stands.
+func again(err error) (ctrl.Result, error) {
+	if errors.Is(err, errTooSoon) {
+		return ctrl.Result{RequeueAfter: tooSoonAgain}, nil
+	}
+	return ctrl.Result{}, err
+}
+
+// collect takes away a hold to probe with that was left behind.
+func (r *HoldReconciler) collect(ctx context.Context, obj *v1alpha1.PaymentHold) (ctrl.Result, error) {
+	if left := probeKept - time.Since(obj.CreationTimestamp.Time); left > 0 {
+		return ctrl.Result{RequeueAfter: left}, nil
+	}
+	return ctrl.Result{}, client.IgnoreNotFound(r.Live.Delete(ctx, obj, client.Preconditions{UID: &obj.UID}))
+}
+
+// distrust says why the resolution of an object is never taken: it was found while
+// anybody could have forged it. That is for good, also once the policies are in force:
+// who wrote it cannot be told afterwards. "": nothing speaks against it yet.
+func (r *HoldReconciler) distrust(ctx context.Context, obj *v1alpha1.PaymentHold) (string, error) {
+	if obj.Spec.Resolution == nil {
+		return "", nil
+	}
+	if why, ok := r.distrusted.Load(obj.UID); ok {
+		return fmt.Sprint(why), nil
+	}
+	if distrusts(obj) {
+		return find(obj.Status.Conditions, v1alpha1.ConditionResolved).Message, nil
+	}
+	if obj.Status.State == v1alpha1.HoldResolved || obj.Status.ObservedGeneration == obj.Generation {
+		return "", nil // taken, or judged when it was new
+	}
+	return r.judge(ctx, obj)
+}
+
+// distrusts says that the object's status tells so.
+func distrusts(obj *v1alpha1.PaymentHold) bool {
+	c := find(obj.Status.Conditions, v1alpha1.ConditionResolved)
+	return c != nil && c.Reason == reasonNotEnforced
+}
+
+// judge probes whether resolutions are protected now.
+func (r *HoldReconciler) judge(ctx context.Context, obj *v1alpha1.PaymentHold) (string, error) {
+	err := r.Gate.check(ctx, obj.Namespace)
+	if err == nil || !errors.Is(err, errNotRefused) {
+		return "", err
+	}
+	why := fmt.Sprintf("The resolution is not taken, also not later: whether a person with the verb resolve gave it cannot be told, because %s. "+
+		"Then delete this object: it comes back without a resolution, to be decided anew", err.Error())
+	r.distrusted.Store(obj.UID, why)
+	return why, nil
+}
+
+// find asks the record, and hands it the resolution if nothing speaks against it.
+func (r *HoldReconciler) find(ctx context.Context, obj *v1alpha1.PaymentHold, distrust string) (finding, error) {
 	id := holdID(obj)
 	void := finding{view: guard.HoldView{HoldID: id, Name: obj.Name, State: guard.HoldVoid}}
 	if obj.Name != guard.HoldName(id.Key, id.Number) {
@@ -157,7 +228,7 @@ func (r *HoldReconciler) find(ctx context.Context, obj *v1alpha1.PaymentHold) (f
 	if f.view, err = engine.Hold(ctx, id); err != nil {
 		return f, fmt.Errorf("ask the record: %w", err)
 	}
-	if obj.Spec.Resolution != nil && (f.view.State == guard.HoldHeld || f.view.State == guard.HoldWaiting) {
+	if distrust == "" && obj.Spec.Resolution != nil && (f.view.State == guard.HoldHeld || f.view.State == guard.HoldWaiting) {
 		if err := r.resolve(ctx, engine, obj, id, &f); err != nil {
 			return f, err
 		}
@@ -231,11 +302,28 @@ func (r *HoldReconciler) resolve(ctx context.Context, engine *guard.Engine, obj 
 		f.reason, f.withheld = reasonOwnCaller, "The caller of a payment cannot resolve its own hold. "+anew+", for somebody else to decide."
 		return nil
 	}
-	if err := r.Gate.check(ctx, obj.Namespace); err != nil {
-		if !errors.Is(err, errNotRefused) {
-			return err
+	why, err := r.judge(ctx, obj)
+	if err != nil {
+		return err
+	}
+	if why != "" {
+		f.reason, f.withheld = reasonNotEnforced, why
+		return nil
+	}
+	// The cache may show an object that was deleted meanwhile, or miss that its
+	// resolution was found wanting: what is there now decides.
+	var now v1alpha1.PaymentHold
+	if err := r.Live.Get(ctx, client.ObjectKeyFromObject(obj), &now); err != nil {
+		if apierrors.IsNotFound(err) {
+			return nil // nobody asks any more
 		}
-		f.reason, f.withheld, f.again = reasonNotEnforced, "The resolution is not taken: "+err.Error(), gateAgain
+		return fmt.Errorf("look at the resolution once more: %w", err)
+	}
+	if now.UID != obj.UID || !now.DeletionTimestamp.IsZero() || !equality.Semantic.DeepEqual(now.Spec.Resolution, res) {
+		return nil
+	}
+	if distrusts(&now) {
+		f.reason, f.withheld = reasonNotEnforced, find(now.Status.Conditions, v1alpha1.ConditionResolved).Message
 		return nil
 	}
 	gone := false
@@ -265,7 +353,11 @@ func holdStatus(obj *v1alpha1.PaymentHold, f finding) *v1alpha1.PaymentHoldStatu
 		// The last state stands, as what it was.
 		next.State, next.Effect, next.Cause, next.WaitingUntil = obj.Status.State, obj.Status.Effect, obj.Status.Cause, obj.Status.WaitingUntil
 		set.set(v1alpha1.ConditionHeld, metav1.ConditionUnknown, reasonStoreNotKnown, f.unknown)
-		set.set(v1alpha1.ConditionResolved, metav1.ConditionUnknown, reasonStoreNotKnown, f.unknown)
+		if f.withheld != "" {
+			set.set(v1alpha1.ConditionResolved, metav1.ConditionFalse, f.reason, f.withheld)
+		} else {
+			set.set(v1alpha1.ConditionResolved, metav1.ConditionUnknown, reasonStoreNotKnown, f.unknown)
+		}
 		next.Conditions = set.list
 		return next
 	}
@@ -297,7 +389,12 @@ func holdStatus(obj *v1alpha1.PaymentHold, f finding) *v1alpha1.PaymentHoldStatu
 		set.set(v1alpha1.ConditionResolved, metav1.ConditionTrue, string(v.Decision), v.Effect)
 	default:
 		set.set(v1alpha1.ConditionHeld, metav1.ConditionFalse, reasonVoid, v.Effect)
-		set.set(v1alpha1.ConditionResolved, metav1.ConditionFalse, reasonVoid, v.Effect)
+		if f.withheld != "" {
+			// A memory that comes back makes the hold stand again.
+			set.set(v1alpha1.ConditionResolved, metav1.ConditionFalse, f.reason, f.withheld)
+		} else {
+			set.set(v1alpha1.ConditionResolved, metav1.ConditionFalse, reasonVoid, v.Effect)
+		}
 	}
 	next.Conditions = set.list
 	return next
