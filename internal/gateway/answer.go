@@ -23,9 +23,17 @@ func (c *call) note(a guard.Answer) {
 	c.verdict, c.reason, c.hold = a.Verdict, string(a.Reason), a.Hold
 	if a.Intent.Caller == c.caller.Username && (a.Intent.CallerUID == "" || a.Intent.CallerUID == c.caller.UID) {
 		c.intent = a.Intent.IntentID
+		if a.Reason != guard.ReasonCaller { // of which the guard shows no attempts
+			c.count(a.Intent)
+		}
 	}
-	if n := len(a.Intent.Attempts); n > 0 {
-		c.attempt = a.Intent.Attempts[n-1].Number
+}
+
+// count takes over how many attempts an intent of this caller has had.
+func (c *call) count(v guard.View) {
+	c.counted = true
+	if n := len(v.Attempts); n > 0 {
+		c.attempt = v.Attempts[n-1].Number
 	}
 }
 
@@ -60,6 +68,9 @@ func (c *call) refuse(p *problem) {
 	}
 	if c.reason == "" {
 		c.reason = p.Reason
+	}
+	if p.Intent == "" {
+		p.Intent = c.intent
 	}
 	c.headers()
 	c.deadline()

@@ -63,7 +63,9 @@ type call struct {
 	reason  string
 	intent  string
 	hold    string
+	// attempt is the last one of the intent, 0 if there was none; counted: it is known.
 	attempt int
+	counted bool
 	status  int
 	cause   error
 }
@@ -243,6 +245,9 @@ func (c *call) failure(err error, tool *policy.Tool) *problem {
 		storeName = tool.Store
 	}
 	switch {
+	case errors.Is(err, policy.ErrBusy):
+		return refusal(http.StatusServiceUnavailable, "busy", "The gateway is too busy", actRetryLater,
+			"What the call is could not be read in time. Nothing was sent. Send the same request with the same intent ID again.").deny(time.Second)
 	case errors.Is(err, store.ErrMemoryLost):
 		return refusal(http.StatusServiceUnavailable, "memory-lost", "The store lost its memory", actRetryLater,
 			"The IdempotencyStore %q no longer has the memory of what was paid. Nothing was sent, and nothing will be until an admin has "+
@@ -265,10 +270,10 @@ func (c *call) mutate(tool *policy.Tool, t target, query url.Values) *problem {
 	id, err := tool.Identify(policy.CallInput{
 		Method: c.r.Method, Suffix: c.suffix, Query: query, Header: c.r.Header, Body: t.body, Agent: c.caller.Username,
 	})
+	c.intent = id.IntentID
 	if err != nil {
 		return c.failure(err, tool)
 	}
-	c.intent = id.IntentID
 	if tool.Key.Argument != "" {
 		// Tried before anything is reserved.
 		if _, err := withArgument(t.body, tool.Key.Argument, "-"); err != nil {
@@ -286,8 +291,11 @@ func (c *call) mutate(tool *policy.Tool, t target, query url.Values) *problem {
 	}
 	if p := c.equip(tool, &t); p != nil {
 		// Nothing can be sent, so nothing is reserved. What was paid before is told all the same.
-		if a, err := engine.Poll(c.r.Context(), wanted.Key); err == nil && c.owns(a) && a.Verdict == guard.Replay && a.Intent.Fingerprint == id.Fingerprint {
-			return c.tell(a, tool)
+		if a, err := engine.Poll(c.r.Context(), wanted.Key); err == nil && c.owns(a) {
+			if a.Verdict == guard.Replay && a.Intent.Fingerprint == id.Fingerprint {
+				return c.tell(a, tool)
+			}
+			c.count(a.Intent)
 		}
 		return p
 	}
@@ -407,7 +415,7 @@ func (c *call) spend(engine *guard.Engine, tool *policy.Tool, t target, ticket *
 		c.cause = x.err
 	}
 	a, err := engine.Settle(ctx, ticket, r)
-	c.attempt = ticket.Attempt
+	c.attempt, c.counted = ticket.Attempt, true
 	if err != nil {
 		// It could not be written down. What is certain is told; of all else nothing is known.
 		c.cause = errors.Join(x.err, err)
@@ -466,15 +474,17 @@ func (c *call) log(took time.Duration) {
 	c.g.o.Log.Info("call", fields...)
 }
 
-// headers sets what every answer carries of the guard's view.
+// headers sets what is known of the verdict, the intent and its attempts.
 func (c *call) headers() {
 	h := c.w.Header()
-	if c.verdict == "" {
+	if c.verdict != "" {
+		h.Set(headerVerdict, string(c.verdict))
+	}
+	if c.intent == "" {
 		return
 	}
-	h.Set(headerVerdict, string(c.verdict))
-	if c.intent != "" {
-		h.Set(headerIntent, headerText(c.intent))
+	h.Set(headerIntent, headerText(c.intent))
+	if c.counted {
 		h.Set(headerAttempt, strconv.Itoa(c.attempt))
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 	"github.com/holdfast-dev/holdfast/internal/guard"
+	"github.com/holdfast-dev/holdfast/internal/store"
 )
 
 func TestRetryIsAReplay(t *testing.T) {
@@ -569,6 +570,63 @@ func TestInformationalAnswersAreNotTheAnswer(t *testing.T) {
 	if got := r.pay(ask{id: "k1", body: refundOf("9", "1")}, 201, guard.Allow); got.body != "{}" || got.header.Get("Link") != "" {
 		t.Errorf("answer %+v", got)
 	}
+}
+
+// Verdict, intent and attempt are named as soon as they are known, also by refusals, and never guessed.
+func TestWhatAnAnswerNames(t *testing.T) {
+	r := setUp(t)
+	const none = "-"
+	check := func(name string, got reply, status int, verdict, id, attempt string) {
+		t.Helper()
+		if got.err != nil || got.status != status {
+			t.Fatalf("%s: %+v, want status %d", name, got, status)
+		}
+		for header, want := range map[string]string{headerVerdict: verdict, headerIntent: id, headerAttempt: attempt} {
+			have := none
+			if v, ok := got.header[header]; ok {
+				have = strings.Join(v, ",")
+			}
+			if have != want {
+				t.Errorf("%s: %s is %q, want %q", name, header, have, want)
+			}
+		}
+		if got.header.Get("Content-Type") == "application/problem+json" {
+			if p := got.problem(t); p.Intent != strings.TrimPrefix(id, none) {
+				t.Errorf("%s: intent_id %q, want %q", name, p.Intent, id)
+			}
+		}
+	}
+	fail := func(err error) {
+		r.store.mu.Lock()
+		defer r.store.mu.Unlock()
+		r.store.fail = err
+	}
+	r.tool("look", "/charges", readOnly(0))
+	check("no such tool", r.do(ask{tool: "nothing", id: "k1", body: refundOf("9", "1")}), 404, none, none, none)
+	check("no intent ID", r.do(ask{body: refundOf("9", "1")}), 400, none, none, none)
+	check("not JSON", r.do(ask{id: "k1", body: "{"}), 400, none, none, none)
+	check("a bad amount", r.do(ask{id: "k1", body: refundOf("9", "-1")}), 400, none, "k1", none)
+	check("no scope", r.do(ask{id: "k1", body: `{"amount":1}`}), 400, none, "k1", none)
+	fail(store.ErrUnavailable)
+	check("no store", r.do(ask{id: "k1", body: refundOf("9", "1")}), 503, "DENY", "k1", none)
+	fail(nil)
+	check("no such intent", r.do(ask{method: "GET", suffix: "/intents/k0"}), 404, none, "k0", none)
+	check("a read-only tool", r.do(ask{tool: "look", method: "GET"}), 200, "ALLOW", none, none)
+	check("paid", r.do(ask{id: "k1", body: refundOf("9", "1")}), 201, "ALLOW", "k1", "1")
+	check("again", r.do(ask{id: "k1", body: refundOf("9", "1")}), 201, "REPLAY", "k1", "1")
+	check("asked for", r.do(ask{method: "GET", suffix: "/intents/k1"}), 200, "REPLAY", "k1", "1")
+	check("another request", r.do(ask{id: "k1", body: refundOf("9", "2")}), 422, "CONFLICT", "k1", "1")
+	check("held, never sent", r.do(ask{id: "k2", body: refundOf("9", "2")}), 409, "UNKNOWN_HOLD", "k2", "0")
+	check("unknown", r.do(ask{id: "k3", body: refundOf("10", "1"), fault: "error-500-after-commit"}), 409, "UNKNOWN_HOLD", "k3", "1")
+	r.people.uid = "another"
+	check("a namesake's", r.do(ask{id: "k1", body: refundOf("9", "1")}), 422, "CONFLICT", "k1", none)
+	r.people.uid = ""
+	r.tool("charge", "/charges", func(tool *v1alpha1.AgentTool) {
+		tool.Spec.Upstream.HTTP.CredentialsFrom = &v1alpha1.UpstreamCredentials{SecretRef: v1alpha1.SecretKeyReference{Name: "gone", Key: "token"}, Header: "Authorization"}
+	})
+	check("no credential", r.do(ask{id: "k4", body: refundOf("11", "1")}), 503, "DENY", "k4", none)
+	check("no credential, sent before", r.do(ask{id: "k3", body: refundOf("10", "1")}), 503, "DENY", "k3", "1")
+	r.paid(2, 2)
 }
 
 func TestPoll(t *testing.T) {

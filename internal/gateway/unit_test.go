@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/url"
@@ -14,6 +15,7 @@ import (
 	"github.com/holdfast-dev/holdfast/internal/access"
 	"github.com/holdfast-dev/holdfast/internal/guard"
 	"github.com/holdfast-dev/holdfast/internal/intent"
+	"github.com/holdfast-dev/holdfast/internal/policy"
 )
 
 func TestOutcomes(t *testing.T) {
@@ -112,6 +114,14 @@ func TestAReleasedAttemptIsNotToldAsNotPaid(t *testing.T) {
 		if want := a.Reason == guard.ReasonExpired; (p.Status == http.StatusConflict) != want {
 			t.Errorf("%s %s: status %d", a.Verdict, a.Reason, p.Status)
 		}
+	}
+}
+
+// A machine that is too slow is not taken for a store that is away.
+func TestABusyGatewaySaysSo(t *testing.T) {
+	p := (&call{}).failure(fmt.Errorf("spec.identity.scope[0]: %w", policy.ErrBusy), &policy.Tool{Store: "payments"})
+	if p.Status != http.StatusServiceUnavailable || p.Reason != "busy" || p.Verdict != guard.Deny || p.RetryAfter != 1 || strings.Contains(p.Detail, "IdempotencyStore") {
+		t.Errorf("problem %+v", p)
 	}
 }
 

@@ -55,7 +55,8 @@ var ErrReadOnly = errors.New("a ReadOnly tool has no intents")
 
 // Identify reads the identity of a call. A call that cannot be identified is an
 // *intent.InvalidError, whose text is for the caller. The other errors are ErrBusy,
-// and ErrReadOnly of a tool that has no intents.
+// and ErrReadOnly of a tool that has no intents. With an error comes at most the
+// intent ID, if it had been read.
 func (t *Tool) Identify(in CallInput) (Identity, error) {
 	if t.identity == nil {
 		return Identity{}, fmt.Errorf("identifying a call of %s/%s: %w", t.Namespace, t.Name, ErrReadOnly)
@@ -79,16 +80,16 @@ func (t *Tool) Identify(in CallInput) (Identity, error) {
 		return Identity{}, err
 	}
 	if out.Scope, err = i.readScope(ctx, c); err != nil {
-		return Identity{}, err
+		return Identity{IntentID: out.IntentID}, err
 	}
 	if out.Lineage, err = i.readLineage(ctx, c); err != nil {
-		return Identity{}, err
+		return Identity{IntentID: out.IntentID}, err
 	}
 	if out.Amount, err = i.readAmount(ctx, c); err != nil {
-		return Identity{}, err
+		return Identity{IntentID: out.IntentID}, err
 	}
 	if out.Recipient, err = i.readRecipient(ctx, c); err != nil {
-		return Identity{}, err
+		return Identity{IntentID: out.IntentID}, err
 	}
 	volatile := i.volatile
 	if c.rpc {
@@ -96,7 +97,7 @@ func (t *Tool) Identify(in CallInput) (Identity, error) {
 	}
 	out.Fingerprint, err = intent.Fingerprint(intent.Request{Method: in.Method, Suffix: in.Suffix, Query: in.Query, Body: c.read}, volatile)
 	if err != nil {
-		return Identity{}, err
+		return Identity{IntentID: out.IntentID}, err
 	}
 	return out, nil
 }

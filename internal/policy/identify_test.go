@@ -199,6 +199,24 @@ func TestScope(t *testing.T) {
 	}
 }
 
+// A refusal can name the intent that it refuses, and nothing else of it.
+func TestWithAnErrorComesTheIntentID(t *testing.T) {
+	for _, change := range []func(*v1alpha1.ToolIdentity){
+		func(i *v1alpha1.ToolIdentity) { i.Scope = []v1alpha1.Expression{`path(call.body.absent)`} },
+		func(i *v1alpha1.ToolIdentity) { i.Amount.Value = "call.body.absent" },
+		func(i *v1alpha1.ToolIdentity) { i.Recipient = "call.body.absent" },
+	} {
+		id, err := mustCompile(t, withIdentity(change)).Identify(refundCall(refundBody, refundKey, "Holdfast-Session: s", "Holdfast-Call: 4"))
+		if err == nil || !reflect.DeepEqual(id, Identity{IntentID: "k1"}) {
+			t.Errorf("%+v, %v", id, err)
+		}
+	}
+	id, err := mustCompile(t).Identify(refundCall(refundBody))
+	if err == nil || !reflect.DeepEqual(id, Identity{}) {
+		t.Errorf("without an intent ID: %+v, %v", id, err)
+	}
+}
+
 func TestEachScopeExpressionMustYield(t *testing.T) {
 	tool := mustCompile(t, withIdentity(func(i *v1alpha1.ToolIdentity) {
 		i.Scope = append(i.Scope, `path("invoice", call.body.invoice)`)
