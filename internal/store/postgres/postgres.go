@@ -205,10 +205,11 @@ func beforeConnect(_ context.Context, config *pgx.ConnConfig) error {
 // on its disk, but perhaps on no standby's.
 const unreplicated = "holdfast.unreplicated"
 
+// noteUnreplicated takes every warning for that one: it has no code of its own, its
+// text is translated, and no function of the store warns of anything.
 func noteUnreplicated(c *pgconn.PgConn, n *pgconn.Notice) {
-	// The only warnings with these codes.
-	if n.Code == "57014" || n.Code == "57P01" {
-		c.CustomData()[unreplicated] = true
+	if n.SeverityUnlocalized == "WARNING" {
+		c.CustomData()[unreplicated] = n.Message
 	}
 }
 
@@ -227,6 +228,8 @@ func (s *Store) afterConnect(ctx context.Context, c *pgx.Conn) error {
 	if version < oldestServer {
 		return fmt.Errorf("the server has version %d.%d: PostgreSQL %d or newer is needed", version/10000, version%10000, oldestServer/10000)
 	}
+	// What it warned of so far was of the connection.
+	delete(c.PgConn().CustomData(), unreplicated)
 	wait, err := strconv.ParseFloat(timeout, 64)
 	if err != nil || int64(wait) != s.opts.Timeout.Milliseconds() || isolation != "read committed" || commit != "on" {
 		return errors.New("the session does not have the settings that it was started with: connect to the server itself, or to a pooler in session mode")
@@ -315,7 +318,7 @@ func once[T any](ctx context.Context, s *Store, do func(context.Context, *pgx.Co
 		defer conn.Release()
 		value, err := do(callCtx, conn.Conn())
 		if pg := conn.Conn().PgConn(); pg.CustomData()[unreplicated] != nil {
-			err = errors.Join(errUnreplicated, err)
+			err = errors.Join(fmt.Errorf("%w: the server warns: %v", errUnreplicated, pg.CustomData()[unreplicated]), err)
 			_ = pg.Close(callCtx)
 		}
 		done <- answer{value, err}
