@@ -392,6 +392,59 @@ func TestStoreDeleted(t *testing.T) {
 	}
 }
 
+// What was sent before a store's object was deleted is still recorded: while it is
+// gone, and when it is back.
+func TestStoreDeletedDuringAnAttempt(t *testing.T) {
+	w := newWorld(t)
+	p := start(t, t.TempDir())
+	w.ready()
+	nn := types.NamespacedName{Namespace: w.ns, Name: "payments"}
+	engine, err := p.op.Engines.Get(w.ns, "payments")
+	must(t, err)
+	while := w.call(p, "refund", "while", "7", "1").Ticket
+	after := w.call(p, "refund", "after", "8", "1").Ticket
+	must(t, admin.Delete(w.ctx, w.store("payments")))
+	refused := func() {
+		t.Helper()
+		eventually(t, func() error {
+			if _, err := engine.Admit(w.ctx, guard.Call{}, guard.Policy{}); !errors.Is(err, store.ErrUnavailable) {
+				return fmt.Errorf("the engine should let nobody in, got %v", said(err))
+			}
+			return nil
+		})
+	}
+	refused()
+	if _, err := p.op.Engines.Get(w.ns, "payments"); !errors.Is(err, store.ErrUnavailable) {
+		t.Errorf("the store should not be served, got %v", err)
+	}
+	settle := func(ticket *guard.Ticket) {
+		t.Helper()
+		a, err := engine.Settle(w.ctx, ticket, guard.Result{Outcome: guard.AttemptSucceeded, Response: &guard.Response{Status: 200}})
+		must(t, err)
+		if a.Intent.State != guard.Succeeded {
+			t.Fatalf("the answer that arrived is told as %s %s", a.Verdict, a.Intent.State)
+		}
+	}
+	settle(while)
+	w.create(w.store("payments"))
+	w.toolReady("refund")
+	settle(after)
+	for _, id := range []string{"while", "after"} {
+		if v := w.poll(p, "refund", id); v.State != guard.Succeeded {
+			t.Errorf("%s: the record is %s, want Succeeded", id, v.State)
+		}
+	}
+	// With nothing in hand the file is closed.
+	must(t, admin.Delete(w.ctx, w.store("payments")))
+	refused()
+	eventually(t, func() error {
+		if p.op.stores.held(nn) != nil {
+			return errors.New("the file of the deleted store is still open")
+		}
+		return nil
+	})
+}
+
 // A second process with the same files must not serve them.
 func TestFileOfAnotherProcess(t *testing.T) {
 	w := newWorld(t)

@@ -42,6 +42,9 @@ const (
 // storeLook is how often an open store is looked at, and one that is refused tried again.
 const storeLook = 10 * time.Second
 
+// busyAgain is how soon a store is tried again that is to be closed and still in use.
+const busyAgain = time.Second
+
 // StoreReconciler keeps one engine for each IdempotencyStore.
 type StoreReconciler struct {
 	Client  client.Client
@@ -85,7 +88,11 @@ func (r *StoreReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl
 		}
 		// The file stays: it is the memory of whoever makes the store again.
 		r.Engines.Remove(req.Namespace, req.Name)
-		return ctrl.Result{}, r.close(req.NamespacedName)
+		busy, err := r.retire(req.NamespacedName)
+		if busy {
+			return ctrl.Result{RequeueAfter: busyAgain}, nil
+		}
+		return ctrl.Result{}, err
 	}
 	next := v1alpha1.IdempotencyStoreStatus{ObservedGeneration: obj.Generation, Epoch: obj.Status.Epoch}
 	set := newConditions(obj.Status.Conditions, obj.Generation)
@@ -140,8 +147,13 @@ func stalledFor(list []metav1.Condition, reason string) bool {
 func (r *StoreReconciler) serve(ctx context.Context, obj *v1alpha1.IdempotencyStore) (string, error) {
 	nn := client.ObjectKeyFromObject(obj)
 	refuse := func(err error) error {
+		if ctx.Err() != nil {
+			return err // the process is ending, which says nothing of the store
+		}
 		r.Engines.Fail(nn.Namespace, nn.Name, err)
-		return errors.Join(err, r.close(nn))
+		// While it is busy it stays open, and the next visit judges it again.
+		_, failed := r.retire(nn)
+		return errors.Join(err, failed)
 	}
 	known, err := r.Memory.stores(ctx)
 	if err != nil {
@@ -185,6 +197,7 @@ func (r *StoreReconciler) serve(ctx context.Context, obj *v1alpha1.IdempotencySt
 		o.engine = guard.New(o.store, o.identity, r.Options)
 		log.FromContext(ctx).Info("the store is open", "epoch", o.identity.Epoch, "file", r.path(nn))
 	}
+	o.engine.Resume()
 	r.Engines.Put(nn.Namespace, nn.Name, o.engine)
 	return o.identity.Epoch, nil
 }
@@ -303,7 +316,13 @@ func (r *StoreReconciler) stillThere(ctx context.Context, nn types.NamespacedNam
 		return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
 	}
 	if _, err := o.store.Identity(ctx); err != nil {
-		return fmt.Errorf("the open store does not answer: %w", err)
+		err = fmt.Errorf("the open store does not answer: %w", err)
+		if ctx.Err() != nil {
+			return err
+		}
+		// Nothing can be written to it any more, whatever is in hand: opening it anew may help.
+		r.Engines.Fail(nn.Namespace, nn.Name, err)
+		return errors.Join(err, r.close(nn))
 	}
 	return nil
 }
@@ -338,6 +357,19 @@ func (r *StoreReconciler) openOrHeld(ctx context.Context, nn types.NamespacedNam
 	}
 	r.open[nn] = o
 	return o, nil
+}
+
+// retire lets nobody use the store any more, and closes its file once nothing is under
+// way: the result of an attempt that was sent must find it open. Each attempt keeps it
+// so until a minute after its lease at the latest.
+func (r *StoreReconciler) retire(nn types.NamespacedName) (busy bool, err error) {
+	if o := r.held(nn); o != nil && o.engine != nil {
+		o.engine.Retire()
+		if o.engine.Busy() {
+			return true, nil
+		}
+	}
+	return false, r.close(nn)
 }
 
 func (r *StoreReconciler) close(nn types.NamespacedName) error {

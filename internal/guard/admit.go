@@ -37,6 +37,10 @@ func (t *Ticket) Left() time.Duration { return t.clock.Now().left(t.deadline) }
 
 // Admit says what is to become of a call. ALLOW carries the ticket to send it once.
 func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
+	if err := e.enter(); err != nil {
+		return Answer{}, err
+	}
+	defer e.leave()
 	key := c.Key.String()
 	var cur *record
 	for range maxTries {
@@ -149,14 +153,13 @@ func (e *Engine) begin(cur *record, c Call, p Policy, now time.Time) *record {
 
 func (e *Engine) ticket(r *record, start Reading) Answer {
 	a := r.last()
-	return Answer{
-		Verdict: Allow, Intent: r.view(e.id.Epoch),
-		Ticket: &Ticket{
-			Key: r.id(), Attempt: a.Number, ProviderKey: r.ProviderKey, clock: e.o.Clock,
-			deadline: start.after(a.Lease - e.o.Margin), leaseEnd: start.after(a.Lease),
-			nonce: a.Nonce, rec: r, lenient: e.o.mutation == noDeadline,
-		},
+	t := &Ticket{
+		Key: r.id(), Attempt: a.Number, ProviderKey: r.ProviderKey, clock: e.o.Clock,
+		deadline: start.after(a.Lease - e.o.Margin), leaseEnd: start.after(a.Lease),
+		nonce: a.Nonce, rec: r, lenient: e.o.mutation == noDeadline,
 	}
+	e.inHand(t)
+	return Answer{Verdict: Allow, Intent: r.view(e.id.Epoch), Ticket: t}
 }
 
 // differs compares a call with the record of its ID.

@@ -81,6 +81,7 @@ type Engine struct {
 	storeTime time.Time
 	heardAt   time.Duration
 	watched   map[string]watch
+	inUse     inUse
 }
 
 // watch is since when this process has been watching an attempt.

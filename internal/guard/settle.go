@@ -25,15 +25,18 @@ func (e *Engine) Settle(ctx context.Context, t *Ticket, res Result) (Answer, err
 			// What is left to do about an error was tried for an hour; the sweep of
 			// another process has put the intent on hold by then.
 			_, _ = e.settle(context.WithoutCancel(ctx), t, t.rec, res, e.o.Clock.Now().after(keepTrying))
+			e.written(t)
 		})
 		v := t.rec.view(e.id.Epoch)
 		return Answer{Verdict: UnknownHold, Reason: OutcomeUnknown, Reasons: []Reason{OutcomeUnknown}, Intent: v}, nil
 	}
+	e.written(t)
 	return a, err
 }
 
 // withdraw settles an attempt whose Reserve was given up for lost: nothing was sent.
 func (e *Engine) withdraw(t *Ticket) {
+	defer e.written(t)
 	ctx := context.Background()
 	key := t.rec.key
 	for {
