@@ -1,5 +1,6 @@
-# Everything a developer or CI does here. Needs Go, make and git; no root, no
-# containers, and no network but what Go modules are fetched with.
+# Everything a developer or CI does here. Needs Go, make and git; the tests of the
+# stores also need the packages redis-server and postgresql-15, which `make test`
+# installs where it may. No containers, and no network but for modules and packages.
 
 SHELL := /usr/bin/env bash
 .DEFAULT_GOAL := help
@@ -52,6 +53,7 @@ assets: ## Make sure that the programs of a control plane are here; a first buil
 
 .PHONY: test
 test: ## Run all tests, those against a real API server and from outside included.
+	@hack/servers.sh
 	@echo "test: making sure that the control plane is here"
 	@set -euo pipefail; \
 	assets=$$(go run ./hack/controlplane assets); \
