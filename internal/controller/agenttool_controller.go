@@ -29,7 +29,6 @@ import (
 // The reasons of an AgentTool's conditions.
 const (
 	reasonAccepted        = "Accepted"
-	reasonBudgetRebound   = "BudgetRebound"
 	reasonProgrammed      = "Programmed"
 	reasonNotServed       = "NotServed"
 	reasonWaitsForGateway = "WaitingForGateways"
@@ -236,7 +235,7 @@ func (r *ToolReconciler) bind(ctx context.Context, obj *v1alpha1.AgentTool, budg
 			return nil, err
 		}
 		if was != budget.Spec.StoreRef.Name {
-			return &refusal{reasonBudgetRebound, budgetRebound(r.Memory, of, was, budget.Spec.StoreRef.Name), true}, nil
+			return &refusal{v1alpha1.ReasonRebound, budgetRebound(r.Memory, of, was, budget.Spec.StoreRef.Name), true}, nil
 		}
 		ref = budget.Name
 	}

@@ -262,8 +262,8 @@ func TestRebound(t *testing.T) {
 	w.create(w.budget("refunds", "elsewhere"))
 	message = w.condition(&v1alpha1.IntentBudget{}, "refunds", v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonRebound)
 	contains(t, message, `"payments"`, `"elsewhere"`, w.key(storeOf, "refunds"))
-	w.condition(&v1alpha1.AgentTool{}, "refund", v1alpha1.ConditionAccepted, metav1.ConditionFalse, reasonBudgetRebound)
-	if _, err := w.try(p, "refund", "a", "9", "1"); !errors.As(err, &no) || no.Reason != reasonBudgetRebound {
+	w.condition(&v1alpha1.AgentTool{}, "refund", v1alpha1.ConditionAccepted, metav1.ConditionFalse, v1alpha1.ReasonRebound)
+	if _, err := w.try(p, "refund", "a", "9", "1"); !errors.As(err, &no) || no.Reason != v1alpha1.ReasonRebound {
 		t.Errorf("the tool should not be served, got %v", err)
 	}
 	t.Log("an admin names the new one")

@@ -23,8 +23,6 @@ const (
 	ReasonBudgetNotFound = "BudgetNotFound"
 	// ReasonBudgetInvalid: the spec of the tool's IntentBudget cannot be used.
 	ReasonBudgetInvalid = "BudgetInvalid"
-	// ReasonStoreNotFound: the IdempotencyStore of the tool's budget does not exist.
-	ReasonStoreNotFound = "StoreNotFound"
 )
 
 // NotServedError is a tool that exists and is not served.
@@ -39,15 +37,6 @@ type NotServedError struct {
 
 func (e *NotServedError) Error() string {
 	return fmt.Sprintf("tool %s/%s is not served (%s): %s", e.Namespace, e.Tool, e.Reason, e.Message)
-}
-
-// NotServed makes of an error why a tool is not served. One that is a
-// *NotServedError stays as it is.
-func NotServed(namespace, tool string, err error) *NotServedError {
-	if e := (*NotServedError)(nil); errors.As(err, &e) {
-		return e
-	}
-	return &NotServedError{Namespace: namespace, Tool: tool, Reason: ReasonInvalid, Message: err.Error()}
 }
 
 type toolName struct{ namespace, name string }
@@ -94,53 +83,27 @@ func (c *Current) Load() *Snapshot {
 
 // Set serves a tool.
 func (c *Current) Set(tool *Tool) {
-	c.Replace(func(b *Builder) { b.Set(tool) })
+	c.replace(func(tools map[toolName]entry) { tools[toolName{tool.Namespace, tool.Name}] = entry{tool: tool} })
 }
 
 // Refuse keeps a tool from being served, and says why.
 func (c *Current) Refuse(why *NotServedError) {
-	c.Replace(func(b *Builder) { b.Refuse(why) })
+	c.replace(func(tools map[toolName]entry) { tools[toolName{why.Namespace, why.Tool}] = entry{notServed: why} })
 }
 
 // Remove forgets a tool that was deleted.
 func (c *Current) Remove(namespace, name string) {
-	c.Replace(func(b *Builder) { b.Remove(namespace, name) })
+	c.replace(func(tools map[toolName]entry) { delete(tools, toolName{namespace, name}) })
 }
 
-// Replace swaps in a snapshot that differs from the last one by what change does.
-// Until change returns, nothing of it is served.
-func (c *Current) Replace(change func(*Builder)) {
+// replace swaps in a snapshot that differs from the last one by what change does.
+func (c *Current) replace(change func(map[toolName]entry)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	b := &Builder{tools: maps.Clone(c.Load().tools)}
-	if b.tools == nil {
-		b.tools = map[toolName]entry{}
+	tools := maps.Clone(c.Load().tools)
+	if tools == nil {
+		tools = map[toolName]entry{}
 	}
-	change(b)
-	// What change kept of the builder must not reach what is served.
-	c.at.Store(&Snapshot{tools: b.tools})
-	b.tools = nil
-}
-
-// Builder is a snapshot in the making. It is of use only within Replace.
-type Builder struct{ tools map[toolName]entry }
-
-// Set serves a tool.
-func (b *Builder) Set(tool *Tool) {
-	b.tools[toolName{tool.Namespace, tool.Name}] = entry{tool: tool}
-}
-
-// Refuse keeps a tool from being served.
-func (b *Builder) Refuse(why *NotServedError) {
-	b.tools[toolName{why.Namespace, why.Tool}] = entry{notServed: why}
-}
-
-// Remove forgets a tool.
-func (b *Builder) Remove(namespace, name string) {
-	delete(b.tools, toolName{namespace, name})
-}
-
-// Keep forgets all tools but those for which keep says true.
-func (b *Builder) Keep(keep func(namespace, name string) bool) {
-	maps.DeleteFunc(b.tools, func(n toolName, _ entry) bool { return !keep(n.namespace, n.name) })
+	change(tools)
+	c.at.Store(&Snapshot{tools: tools})
 }
