@@ -43,6 +43,9 @@ local function compare(a, b)
 end
 
 local function add(a, b)
+  if a == '0' or b == '0' then
+    return a == '0' and b or a
+  end
   local x, y, behind = align(a, b)
   local limbs, carry = {}, 0
   for i = #x - LIMB + 1, 1, -LIMB do
@@ -58,6 +61,9 @@ end
 
 -- subtract is nil below 0.
 local function subtract(a, b)
+  if b == '0' then
+    return a
+  end
   local x, y, behind = align(a, b)
   local limbs, borrow = {}, 0
   for i = #x - LIMB + 1, 1, -LIMB do

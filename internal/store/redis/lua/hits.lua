@@ -10,24 +10,14 @@
 local MAXHITS, PAGE = 64, 256
 
 -- search returns nil, or what was hit: count, whether each probe was hit, and the
--- most telling records with their probes. probes are {hash, except, first}; own is
--- the record that is not hit; covered is the highest stamp passed over.
-local function search(probes, marks, own, covered, ms)
-  local strings, values = {}, {}
-  for _, p in ipairs(probes) do
-    if values[p.hash] == nil then
-      values[p.hash] = false
-      strings[#strings + 1] = p.hash
-    end
-  end
-  -- Mostly there is nothing at all under what is probed for.
-  local nothing = true
-  for i, value in ipairs(fetch(marks, strings)) do
-    values[strings[i]] = value
-    nothing = nothing and not value
-  end
-  if nothing then
-    return nil
+-- most telling records with their probes. n probes begin at ARGV[first]; values are
+-- those of their strings; own is the record that is not hit; covered is the highest
+-- stamp passed over.
+local function search(first, n, values, own, covered, ms)
+  local probes = {}
+  for i = 1, n do
+    local at = first + 3 * (i - 1)
+    probes[i] = {hash = ARGV[at], except = ARGV[at + 1], first = ARGV[at + 2] == '1'}
   end
 
   -- A record's stamp is one for all its marks, and not above its version.

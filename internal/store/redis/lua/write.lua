@@ -41,21 +41,22 @@ if (have and text(have.version) or '0') ~= ARGV[3] then
   return {'mismatch', text(micros), value, have and call('GET', KEYS[3]) or false}
 end
 
--- Probes.
-local at = 15
-local meters = {}
-for i = 1, tonumber(ARGV[at]) do
-  meters[i] = {hash = ARGV[at + 1], amount = ARGV[at + 2], limit = ARGV[at + 3]}
-  at = at + 3
-end
-at = at + 1
-local probes = {}
-for i = 1, tonumber(ARGV[at]) do
-  probes[i] = {hash = ARGV[at + 1], except = ARGV[at + 2], first = ARGV[at + 3] == '1'}
-  at = at + 3
-end
-if #probes > 0 then
-  local hit = search(probes, KEYS[7], id, covered, math.floor(micros / 1000))
+-- Probes. Mostly there is nothing at all under what is probed for.
+local meters, firstProbe = tonumber(ARGV[15]), 17 + 3 * ARGV[15]
+local probes = tonumber(ARGV[firstProbe - 1])
+if probes > 0 then
+  local values, found = {}, false
+  for from = 0, probes - 1, 500 do
+    local asked = {}
+    for i = from, math.min(from + 499, probes - 1) do
+      asked[#asked + 1] = ARGV[firstProbe + 3 * i]
+    end
+    for i, value in ipairs(call('HMGET', KEYS[7], unpack(asked))) do
+      values[asked[i]] = value
+      found = found or value
+    end
+  end
+  local hit = found and search(firstProbe, probes, values, id, covered, math.floor(micros / 1000))
   if hit then
     return {'blocked', text(micros), text(m.sequence), unpack(hit)}
   end
@@ -72,21 +73,28 @@ if have then
     i = i + 17 + n
   end
 end
+local sums = {}
 if mode == 'remove' then
   for i, hash in ipairs(order) do
-    meters[i] = {hash = hash, amount = '0', limit = ''}
+    sums[i] = {hash = hash, amount = '0', limit = ''}
   end
 end
-for i, e in ipairs(meters) do
+for i = 1, meters do
+  sums[i] = {hash = ARGV[13 + 3 * i], amount = ARGV[14 + 3 * i], limit = ARGV[15 + 3 * i]}
+end
+for i, e in ipairs(sums) do
   local before = entries[e.hash] or '0'
   e.had = call('HGET', KEYS[6], e.hash)
-  local rest = subtract(e.had or '0', before)
-  if not rest then
-    damaged('a meter is less than what is in it')
-  end
-  e.sum = add(rest, e.amount)
-  if e.limit ~= '' and compare(e.amount, before) > 0 and compare(e.sum, e.limit) > 0 then
-    return {'full', text(micros), text(i - 1)}
+  e.sum = e.had or '0'
+  if before ~= e.amount then
+    local rest = subtract(e.sum, before)
+    if not rest then
+      damaged('a meter is less than what is in it')
+    end
+    e.sum = add(rest, e.amount)
+    if e.limit ~= '' and compare(e.amount, before) > 0 and compare(e.sum, e.limit) > 0 then
+      return {'full', text(micros), text(i - 1)}
+    end
   end
   if not entries[e.hash] then
     order[#order + 1] = e.hash
@@ -151,11 +159,13 @@ for i, value in ipairs(fetch(KEYS[7], strings)) do
     end
   else
     local rest, n = {}, #p.will
-    each(value or '', function(of, _, _, tag, from, to)
-      if of ~= id then
-        rest[#rest + 1], n = sub(value, from, to), n + 1
-      end
-    end)
+    if value then
+      each(value, function(of, _, _, _, from, to)
+        if of ~= id then
+          rest[#rest + 1], n = sub(value, from, to), n + 1
+        end
+      end)
+    end
     for _, w in ipairs(p.will) do
       rest[#rest + 1] = packed(id, w.ends, rank, w.tag)
     end
@@ -193,21 +203,20 @@ end
 local hadBody = call('STRLEN', KEYS[3]) > 0
 local due, held = tonumber(ARGV[7]), flags % 2 == HELD
 local wasDue, wasHeld = have and have.due or 0, have and have.flags % 2 == HELD or false
-call('ZCARD', KEYS[4])
-call('ZCARD', KEYS[5])
-if redis.acl_check_cmd then
-  for _, c in ipairs({
-    {'HINCRBY', KEYS[1], 'sequence', '1'}, {'SET', KEYS[2], ''}, {'DEL', KEYS[2]},
-    {'ZADD', KEYS[4], '0', id}, {'ZREM', KEYS[4], id}, {'HSET', KEYS[7], id, ''}, {'HDEL', KEYS[7], id},
-  }) do
-    if not redis.acl_check_cmd(unpack(c)) then
-      refuse('NOPERM', 'the user may not use ' .. c[1])
-    end
-  end
+if due ~= wasDue then
+  call('ZCARD', KEYS[4])
+end
+if held ~= wasHeld then
+  call('ZCARD', KEYS[5])
+end
+local may = redis.acl_check_cmd
+if may and not (may('HSET', KEYS[1], 'sequence', '0') and may('SET', KEYS[2], '') and may('ZADD', KEYS[4], '0', id)
+  and (not have or may('DEL', KEYS[2]) and may('ZREM', KEYS[4], id) and may('HDEL', KEYS[7], id))) then
+  refuse('NOPERM', 'the user may not use all of HSET, SET, ZADD, DEL, ZREM and HDEL')
 end
 
 -- From here on everything is written, and nothing can fail.
-call('HINCRBY', KEYS[1], 'sequence', 1)
+call('HSET', KEYS[1], 'sequence', text(version))
 
 -- Few marks: the value. Many: both orders of their group.
 local set, gone = {}, {}
@@ -279,7 +288,7 @@ for i = 1, #gone, 500 do
   call('HDEL', KEYS[7], unpack(gone, i, math.min(i + 499, #gone)))
 end
 
-for _, e in ipairs(meters) do
+for _, e in ipairs(sums) do
   if e.sum ~= '0' then
     call('HSET', KEYS[6], e.hash, e.sum)
   elseif e.had then
