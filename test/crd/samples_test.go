@@ -15,17 +15,26 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
+// O02: the smallest sample, applied and read back, is the same; and so is every other.
 func TestSamplesReadBackTheSame(t *testing.T) {
 	samples, err := readSamples()
 	if err != nil {
 		t.Fatal(err)
 	}
+	// The smallest one has no namespace of its own.
+	smallest := map[string]bool{"IdempotencyStore default/payments": false, "IntentBudget default/refunds": false, "AgentTool default/refund": false}
 	ours := 0
 	for _, o := range samples {
 		if o.GroupVersionKind().Group != "guardrails.holdfast.dev" {
 			continue
 		}
 		ours++
+		if name := o.GetKind() + " " + o.GetNamespace() + "/" + o.GetName(); o.GetNamespace() == "default" {
+			if _, known := smallest[name]; !known {
+				t.Errorf("%s is of no known sample: the smallest one is %v", name, smallest)
+			}
+			smallest[name] = true
+		}
 		t.Run(o.GetKind()+" "+o.GetNamespace()+" "+o.GetName(), func(t *testing.T) {
 			read := func() *unstructured.Unstructured {
 				got := &unstructured.Unstructured{}
@@ -72,6 +81,11 @@ func TestSamplesReadBackTheSame(t *testing.T) {
 				t.Errorf("what a typed client writes should be accepted: %v", err)
 			}
 		})
+	}
+	for name, read := range smallest {
+		if !read {
+			t.Errorf("the smallest sample has no %s", name)
+		}
 	}
 	if ours < 8 {
 		t.Errorf("only %d samples are of this group", ours)
