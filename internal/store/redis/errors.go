@@ -4,6 +4,7 @@ package redis
 // may not have been done. The message says what was being done and where to look.
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -19,6 +20,8 @@ var (
 	errForeign = errors.New("this program does not read it: run the one that wrote it, or use another namespace")
 )
 
+const rights = "the user may not do this: give it all commands and scripts on the store's keys"
+
 // advice says where to look, by the code that the server's error begins with.
 var advice = map[string]string{
 	"READONLY":        "this server is a replica: look whether a failover has moved the primary, and whether the address follows it",
@@ -30,7 +33,7 @@ var advice = map[string]string{
 	"BUSY":            "another script does not end: look at the server's slow log for who runs it",
 	"NOAUTH":          "the server asks for a password and none was given: look at the store's secret",
 	"WRONGPASS":       "user or password is wrong: look at the store's secret and the server's ACL",
-	"NOPERM":          "the user may not do this: give it all commands and scripts on the store's keys",
+	"NOPERM":          rights,
 	"CLUSTERDOWN":     "the cluster does not serve all of its slots: look at its nodes",
 	"TRYAGAIN":        "the store's slot is being moved: wait",
 	"WRONGTYPE":       "a key of the store is not what it has to be, another program has written it: use a namespace of one's own",
@@ -42,6 +45,7 @@ var advice = map[string]string{
 var longerAdvice = []struct{ text, advice string }{
 	{"max number of clients", "the server has no more connections: raise maxclients, or look who holds them"},
 	{"Error compiling script", "the server is too old: Redis 7.0 or any Valkey is needed"},
+	{"can't run this command", rights},
 	{"unknown command", "the server lacks a command: Redis 7.0 or any Valkey is needed"},
 }
 
@@ -53,7 +57,13 @@ func (s *Store) unavailable(doing string, cause error) error {
 func (s *Store) explain(doing string, err error) error {
 	answer, ok := valkey.IsValkeyErr(err)
 	if !ok {
-		return s.unavailable(doing, err)
+		for _, own := range []error{errSilent, errClosed, context.Canceled, context.DeadlineExceeded} {
+			if errors.Is(err, own) {
+				return s.unavailable(doing, err)
+			}
+		}
+		// A server that has too many clients says so, but has often hung up before that is read.
+		return s.unavailable(doing, fmt.Errorf("%w: look whether the server runs and takes connections (its log, maxclients), and at the network to it", err))
 	}
 	message := answer.Error()
 	code, rest, _ := strings.Cut(message, " ")
