@@ -185,9 +185,12 @@ func run(ctx context.Context, f flags) (err error) {
 		Engines:     op.Engines,
 		Credentials: op.Credentials,
 		Consent:     op.Consent,
-		Addresses:   gateway.Addresses{AllowLoopback: f.loopback, Reserved: func() []netip.AddrPort { return reserved }},
-		Log:         ctrl.Log.WithName("gateway"),
-		Address:     f.address, CertFile: f.cert, KeyFile: f.key, InsecureHTTP: f.insecureHTTP,
+		Addresses: gateway.Addresses{
+			AllowLoopback: f.loopback, Places: op.Places,
+			Reserved: func() []netip.AddrPort { return reserved },
+		},
+		Log:     ctrl.Log.WithName("gateway"),
+		Address: f.address, CertFile: f.cert, KeyFile: f.key, InsecureHTTP: f.insecureHTTP,
 		Drain: f.draining,
 	})
 	if err != nil {
@@ -206,8 +209,8 @@ func run(ctx context.Context, f flags) (err error) {
 	return mgr.Start(ctx)
 }
 
-// apiServer gives the addresses at which this process reaches the API server: no
-// upstream may be there.
+// apiServer gives the addresses at which this process reached the API server at its
+// start: no upstream may be there. The cluster's own Service of it is asked at each dial.
 func apiServer(ctx context.Context, cfg *rest.Config) ([]netip.AddrPort, error) {
 	u, err := url.Parse(cfg.Host)
 	if err != nil {

@@ -44,6 +44,7 @@ type Operator struct {
 	Policies    *policy.Current
 	Credentials Credentials
 	Consent     Consent
+	Places      *Places
 
 	stores  *StoreReconciler
 	budgets *BudgetReconciler
@@ -78,6 +79,10 @@ func LiveClient(cfg *rest.Config, mgr ctrl.Manager) (client.Client, error) {
 func Setup(mgr ctrl.Manager, live client.Client, o Options) (*Operator, error) {
 	cached := client.WithFieldValidation(mgr.GetClient(), metav1.FieldValidationStrict)
 	recorder := mgr.GetEventRecorder("holdfast")
+	places, err := NewPlaces(context.Background(), mgr, o.Namespace)
+	if err != nil {
+		return nil, err
+	}
 	engines := guard.NewEngines()
 	memory := NewMemory(o.Namespace, cached, live)
 	gateways := NewGateways(o.Namespace, cached, live)
@@ -86,7 +91,7 @@ func Setup(mgr ctrl.Manager, live client.Client, o Options) (*Operator, error) {
 
 	op := &Operator{
 		Engines: engines, Policies: &policy.Current{},
-		Credentials: Credentials{Live: live}, Consent: Consent{Live: live},
+		Credentials: Credentials{Live: live}, Consent: Consent{Live: live}, Places: places,
 		client: cached,
 	}
 	op.stores = &StoreReconciler{

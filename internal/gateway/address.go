@@ -1,7 +1,8 @@
 // This file is about where an upstream may be. A tool's owner writes the URL, so
 // the gateway must not become its way into places that only the gateway can
 // reach. Addresses are judged when they are dialled, after the name was resolved:
-// a name that changes its mind in between gains nothing.
+// a name that changes its mind in between gains nothing, and another namespace's
+// consent is asked for its address under whatever name.
 
 package gateway
 
@@ -19,13 +20,62 @@ import (
 type Addresses struct {
 	// AllowLoopback is for development: upstreams on the machine itself.
 	AllowLoopback bool
-	// Reserved are addresses of the API server and of Holdfast's own Services, asked at
-	// each dial; port 0 means every port. They are refused even with AllowLoopback.
+	// Reserved are addresses that are never an upstream's; port 0 means every port. They
+	// are refused even with AllowLoopback.
 	Reserved func() []netip.AddrPort
+	// Places says of an address in the cluster whose it is, at each dial: reserved ones
+	// are refused like those above, and other namespaces must consent. Nil: nobody's.
+	Places Places
 	// ClusterDomain is that of Services; "": cluster.local.
 	ClusterDomain string
 	// listener is the gateway's own port.
 	listener func() uint16
+	// consent is asked for what Places finds.
+	consent Consent
+}
+
+// Places says whether an address is the API server's or Holdfast's own, and otherwise
+// which namespaces have a Service, or a pod behind one, at it.
+type Places interface {
+	Of(ctx context.Context, to netip.AddrPort) (reserved bool, namespaces []string, err error)
+}
+
+// callerOf is the key under which a context carries the namespace of the tool that dials.
+type callerOf struct{}
+
+// dialledFor says whose tool dials: without it, no namespace's Services are its own.
+func dialledFor(ctx context.Context, toolNamespace string) context.Context {
+	return context.WithValue(ctx, callerOf{}, toolNamespace)
+}
+
+// place judges whose the address is.
+func (a *Addresses) place(ctx context.Context, to netip.AddrPort) error {
+	if a.Places == nil {
+		return nil
+	}
+	reserved, namespaces, err := a.Places.Of(ctx, netip.AddrPortFrom(carried(to.Addr()), to.Port()))
+	if err != nil {
+		return fmt.Errorf("%w: %w", &addressError{why: "not known to be nobody's in the cluster"}, err)
+	}
+	if reserved {
+		return &addressError{why: "the API server or Holdfast itself"}
+	}
+	tool, _ := ctx.Value(callerOf{}).(string)
+	for _, ns := range namespaces {
+		if ns == tool {
+			continue
+		}
+		allowed := false
+		if a.consent != nil {
+			if allowed, err = a.consent.Allows(ctx, ns, tool); err != nil {
+				return fmt.Errorf("%w: %w", &addressError{why: "in another namespace, whose consent could not be asked"}, err)
+			}
+		}
+		if !allowed {
+			return &addressError{why: "in the namespace " + ns + ", which does not let its Services be upstreams of this tool's namespace"}
+		}
+	}
+	return nil
 }
 
 // addressError is an address that is refused. Nothing was sent.
@@ -124,7 +174,7 @@ func ownAddress(addr netip.Addr) (bool, error) {
 }
 
 // control is a net.Dialer's: it sees every address that is really dialled.
-func (a *Addresses) control(_ context.Context, network, address string, _ syscall.RawConn) error {
+func (a *Addresses) control(ctx context.Context, network, address string, _ syscall.RawConn) error {
 	if !strings.HasPrefix(network, "tcp") {
 		return &addressError{why: "not reached by TCP"}
 	}
@@ -132,7 +182,10 @@ func (a *Addresses) control(_ context.Context, network, address string, _ syscal
 	if err != nil {
 		return &addressError{why: "not readable"}
 	}
-	return a.check(to)
+	if err := a.check(to); err != nil {
+		return err
+	}
+	return a.place(ctx, to)
 }
 
 // dial connects to host:port. Names are taken as absolute, so that the resolver's

@@ -405,7 +405,7 @@ func inFlight(a guard.Answer) bool {
 // spend uses the ticket: one attempt, its settlement, the answer. From here on the
 // caller's leaving changes nothing.
 func (c *call) spend(engine *guard.Engine, tool *policy.Tool, t target, ticket *guard.Ticket) *problem {
-	ctx := context.WithoutCancel(c.r.Context())
+	ctx := dialledFor(context.WithoutCancel(c.r.Context()), tool.Namespace)
 	x := c.g.try(ctx, tool, t, ticket)
 	if x.answer != nil {
 		defer x.answer.release()

@@ -100,9 +100,11 @@ type Options struct {
 
 // Gateway serves the agents. It is an http.Handler, and a Runnable of controller-runtime's manager.
 type Gateway struct {
-	o        Options
-	sender   *sender
-	readOnly *http.Transport
+	o      Options
+	sender *sender
+	// readOnly are the connections to upstreams of ReadOnly tools, by the tools' namespace:
+	// where one may connect to, another may not.
+	readOnly sync.Map // string: *http.Transport
 	cached   *cache.LRUExpireCache
 	slots    chan struct{}
 	draining chan struct{}
@@ -162,23 +164,11 @@ func New(o Options) (*Gateway, error) {
 		slots:    make(chan struct{}, o.MaxCalls),
 		draining: make(chan struct{}),
 	}
+	g.o.Addresses.consent = o.Consent
 	g.o.Addresses.listener = func() uint16 { return uint16(g.port.Load()) }
 	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: o.RootCAs}
 	g.sender = &sender{addresses: &g.o.Addresses, tls: config, memory: &memory{}, maxAnswer: o.MaxAnswerBytes}
 	g.sender.memory.give(o.MaxAnswerMemory)
-	g.readOnly = &http.Transport{
-		DialContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
-			return g.o.Addresses.dial(ctx, addr)
-		},
-		TLSClientConfig:        config.Clone(),
-		TLSHandshakeTimeout:    10 * time.Second,
-		TLSNextProto:           map[string]func(string, *tls.Conn) http.RoundTripper{},
-		DisableCompression:     true,
-		MaxIdleConnsPerHost:    16,
-		MaxIdleConns:           256,
-		IdleConnTimeout:        30 * time.Second,
-		MaxResponseHeaderBytes: maxAnswerHeader,
-	}
 	return g, nil
 }
 
@@ -249,6 +239,30 @@ func (g *Gateway) Start(ctx context.Context) error {
 	if err := server.Shutdown(end); err != nil {
 		return errors.Join(fmt.Errorf("calls were still in progress after %s; their intents will be held: %w", g.o.Drain, err), server.Close())
 	}
-	g.readOnly.CloseIdleConnections()
+	g.readOnly.Range(func(_, t any) bool {
+		t.(*http.Transport).CloseIdleConnections()
+		return true
+	})
 	return nil
+}
+
+// reader gives the connections of a namespace's ReadOnly tools.
+func (g *Gateway) reader(namespace string) *http.Transport {
+	if t, ok := g.readOnly.Load(namespace); ok {
+		return t.(*http.Transport)
+	}
+	t, _ := g.readOnly.LoadOrStore(namespace, &http.Transport{
+		DialContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
+			return g.o.Addresses.dial(dialledFor(ctx, namespace), addr)
+		},
+		TLSClientConfig:        g.sender.tls.Clone(),
+		TLSHandshakeTimeout:    10 * time.Second,
+		TLSNextProto:           map[string]func(string, *tls.Conn) http.RoundTripper{},
+		DisableCompression:     true,
+		MaxIdleConnsPerHost:    16,
+		MaxIdleConns:           256,
+		IdleConnTimeout:        30 * time.Second,
+		MaxResponseHeaderBytes: maxAnswerHeader,
+	})
+	return t.(*http.Transport)
 }

@@ -57,7 +57,7 @@ func (c *call) read(tool *policy.Tool, t target) *problem {
 	}
 	// The address that is dialled has no search list; the Host header is the tool's own.
 	req.Header = t.header
-	resp, err := c.g.readOnly.RoundTrip(req) // follows no redirect
+	resp, err := c.g.reader(tool.Namespace).RoundTrip(req) // follows no redirect
 	if err != nil {
 		return c.unread(err)
 	}

@@ -375,6 +375,54 @@ func TestAnotherNamespacesService(t *testing.T) {
 	})
 }
 
+// places says of every address the same.
+type places struct {
+	reserved   bool
+	namespaces []string
+	err        error
+}
+
+func (p places) Of(context.Context, netip.AddrPort) (bool, []string, error) {
+	return p.reserved, p.namespaces, p.err
+}
+
+// Another namespace's consent is asked for the address, whatever the URL calls it.
+func TestAnotherNamespacesAddress(t *testing.T) {
+	for name, tc := range map[string]struct {
+		places  places
+		consent Consent
+		why     string // "": it is called
+	}{
+		"nobody's":               {},
+		"the tool's own":         {places: places{namespaces: []string{namespace}}},
+		"consent":                {places{namespaces: []string{"other"}}, consents{{"other", namespace}: true}, ""},
+		"no consent":             {places{namespaces: []string{"other"}}, consents{{"other", "third"}: true}, "in the namespace other"},
+		"nobody can be asked":    {places{namespaces: []string{"other"}}, nil, "in the namespace other"},
+		"also another's":         {places{namespaces: []string{namespace, "other"}}, nil, "in the namespace other"},
+		"the API server":         {places{reserved: true}, consents{}, "the API server or Holdfast itself"},
+		"it cannot be found out": {places{err: errors.New("no cache")}, consents{}, "not known"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := setUp(t, func(o *Options) { o.Consent, o.Addresses.Places = tc.consent, tc.places })
+			r.tool("look", "/charges", readOnly(0))
+			if tc.why == "" {
+				r.pay(ask{id: "k1", body: refundOf("9", "1")}, 201, guard.Allow)
+				r.pay(ask{tool: "look", method: "GET"}, 200, guard.Allow)
+				return
+			}
+			for _, a := range []ask{{id: "k1", body: refundOf("9", "1")}, {tool: "look", method: "GET"}} {
+				if p := r.pay(a, 502, guard.Deny).problem(t); !strings.Contains(p.Detail, tc.why) {
+					t.Errorf("detail %q, want %q", p.Detail, tc.why)
+				}
+			}
+			r.paid(0, 0)
+			if r.g.reader(namespace) == r.g.reader("third") {
+				t.Error("the tools of two namespaces share connections")
+			}
+		})
+	}
+}
+
 func TestStoreTroubles(t *testing.T) {
 	r := setUp(t)
 	for _, tc := range []struct {

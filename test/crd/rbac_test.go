@@ -90,11 +90,13 @@ func TestWhatEachMayDo(t *testing.T) {
 				{"authentication.k8s.io", "tokenreviews", "create", ""}, {"authorization.k8s.io", "subjectaccessreviews", "create", ""},
 				{"coordination.k8s.io", "leases", "update", "holdfast-system"}, {"", "configmaps", "update", "holdfast-system"},
 				{"events.k8s.io", "events", "create", namespace}, {"", "namespaces", "get", namespace},
+				{"", "services", "watch", ""}, {"discovery.k8s.io", "endpointslices", "watch", ""},
 			},
 			[]attempt{
 				{group, "paymentholds", "resolve", namespace}, {group, "agenttools", "invoke", namespace}, {group, "agenttools", "patch", namespace},
 				{"", "secrets", "list", ""}, {"", "secrets", "get", namespace}, {"", "secrets", "get", "holdfast-system"},
 				{"", "configmaps", "get", namespace}, {"coordination.k8s.io", "leases", "update", namespace},
+				{"", "services", "patch", namespace}, {"discovery.k8s.io", "endpointslices", "patch", namespace},
 			}},
 		{alice,
 			[]attempt{{group, "paymentholds", "resolve", namespace}, {group, "paymentholds", "patch", namespace}, {group, "paymentholds", "list", namespace}},
