@@ -105,31 +105,35 @@ var _ = Describe("A manager that dies", func() {
 		close(stop)
 		working.Wait()
 
+		// Everybody comes back once more.
+		acked, held := 0, 0
+		for _, p := range payments {
+			Expect(p.err).NotTo(HaveOccurred())
+			if p.acked != nil {
+				acked++
+				Expect(w.pay(ctx, p.call, http.StatusCreated, replay).body).To(Equal(p.acked.body), p.order)
+				continue
+			}
+			held++
+			Expect(w.pay(ctx, p.call, http.StatusConflict, unknownHold).problem().Reason).To(Equal("OutcomeUnknown"), p.order)
+			doc := w.poll(ctx, charge, p.call.id, "")
+			Expect(doc.State).To(Equal("Held"), p.order)
+			Expect(doc.Hold.Reasons).To(Equal([]string{"OutcomeUnknown"}), p.order)
+			Eventually(func(ctx context.Context) error { _, err := w.hold(ctx, doc.Hold.Name); return err }).WithContext(ctx).Should(Succeed())
+			// Nor does another ID get it through, until too many wait already.
+			again := w.call(ctx, call{id: "again-" + p.call.id, body: p.call.body})
+			Expect(again.verdict()).To(BeElementOf(unknownHold, deny), again.String())
+			Expect(again.status).To(BeElementOf(409, 429), again.String())
+		}
 		charges := map[string]int{}
 		for _, e := range w.entries(ctx) {
 			charges[e.OrderID]++
 		}
-		acked, held := 0, 0
 		for _, p := range payments {
-			Expect(p.err).NotTo(HaveOccurred())
 			Expect(charges[p.order]).To(BeNumerically("<=", 1), "%s was charged twice", p.order)
 			if p.acked != nil {
-				acked++
 				Expect(charges[p.order]).To(Equal(1), "%s was told that it was paid", p.order)
-				again := w.pay(ctx, p.call, http.StatusCreated, replay)
-				Expect(again.body).To(Equal(p.acked.body), p.order)
-				continue
 			}
-			held++
-			var doc intentDocument
-			Eventually(func(ctx context.Context) (string, error) {
-				var err error
-				doc, err = w.tryPoll(ctx, charge, p.call.id, "")
-				return doc.State, err
-			}).WithContext(ctx).Should(Equal("Held"), p.order)
-			Expect(doc.Hold).NotTo(BeNil())
-			Expect(doc.Hold.Reasons).To(Equal([]string{"OutcomeUnknown"}))
-			Eventually(func(ctx context.Context) error { _, err := w.hold(ctx, doc.Hold.Name); return err }).WithContext(ctx).Should(Succeed())
 		}
 		// Every entry of the ledger belongs to a payment that somebody asked for.
 		Expect(charges).NotTo(HaveKey(""))
@@ -208,7 +212,16 @@ var _ = Describe("A manager that dies", func() {
 		Expect(all.Kill(whole.Manager, syscall.SIGCONT)).To(Succeed())
 		running = false
 
-		got := <-first
+		var got reply
+		Eventually(func() bool {
+			Expect(upstream.bytes()).To(BeZero(), "it sent after its lease")
+			select {
+			case got = <-first:
+				return true
+			default:
+				return false
+			}
+		}).Should(BeTrue())
 		Expect(got.err).NotTo(HaveOccurred())
 		Expect(got.verdict()).To(BeElementOf(deny, unknownHold, inFlight), got.String())
 		Eventually(upstream.open).WithContext(ctx).Should(BeZero())

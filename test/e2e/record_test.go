@@ -233,7 +233,7 @@ var _ = Describe("The record", func() {
 	It("R18: a later refusal does not make an unknown attempt harmless for a new ID", func(ctx SpecContext) {
 		hold := w.pay(ctx, call{id: "k1", body: w.order("9", "10"), fault: "close-after-commit"}, 409, unknownHold).problem().Hold
 		w.resolve(ctx, hold, release)
-		w.pay(ctx, call{id: "k1", body: w.order("9", "10"), fault: "decline-402"}, 402, allow)
+		Expect(w.pay(ctx, call{id: "k1", body: w.order("9", "10"), fault: "decline-402"}, 409, unknownHold).problem().Reason).To(Equal("OutcomeUnknown"))
 		nothingSent(ctx, func() {
 			w.pay(ctx, call{id: "k2", body: w.order("9", "10")}, 409, unknownHold)
 		})
