@@ -23,6 +23,9 @@ func OpenStanding(opts Options) (*Store, error) {
 // Prefix is what all keys of the store begin with.
 func (s *Store) Prefix() string { return s.prefix }
 
+// Hash is a record's id.
+func Hash(key string) string { return hash(key) }
+
 // DecimalScript runs the store's arithmetic on two decimals.
 func DecimalScript() string {
 	return strings.Join([]string{"#!lua flags=no-writes\n", luaClock, luaPrelude, luaDecimal, `

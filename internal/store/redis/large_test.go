@@ -67,9 +67,12 @@ func largeGroups(t *testing.T, seed uint64, steps int) {
 		}
 		return fmt.Sprint("mark ", m)
 	}
-	tag := func() string { return []string{"", "", "", "x", "y"}[random.IntN(5)] }
+	step := 0
+	// Tags come and go while the marks of a string are many.
+	tag := func() string { return []string{"", "", "", "x", fmt.Sprint("y", step/300)}[random.IntN(5)] }
 	blocked, large := 0, 0
 	for i := range steps {
+		step = i
 		key := fmt.Sprint("key ", random.IntN(500))
 		r := store.Reserve{Write: store.Write{
 			Epoch: id.Epoch, Key: key, Expected: versions[key], Nonce: fmt.Sprint("nonce ", i),
