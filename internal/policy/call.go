@@ -36,7 +36,8 @@ type call struct {
 	method, path string
 	// query: a string, or a list of strings if the parameter came more than once.
 	query map[string]any
-	// header: strings by lower-case name; values of a repeated one joined by ", ".
+	// header: strings by lower-case name; values of a repeated one joined by ", ", of
+	// one that has one meaning only taken once.
 	header map[string]any
 	// body is the decoded body, with the case of the tool's addresses folded.
 	body                  any
@@ -158,7 +159,8 @@ func hiddenHeader(name string) bool {
 	return slices.Contains(hiddenHeaders, name) || strings.HasPrefix(name, "x-b3-")
 }
 
-func newCall(in CallInput, volatile intent.Volatile) (*call, error) {
+// newCall decodes a call. keyHeaders have one meaning only, as session and index have.
+func newCall(in CallInput, volatile intent.Volatile, keyHeaders []string) (*call, error) {
 	c := &call{method: in.Method, path: in.Suffix, agent: in.Agent}
 	if coding := strings.TrimSpace(in.Header.Get("Content-Encoding")); coding != "" && !strings.EqualFold(coding, "identity") {
 		return nil, invalid("body", "has the content coding %q, which cannot be read: send it without Content-Encoding", clip(coding))
@@ -185,8 +187,16 @@ func newCall(in CallInput, volatile intent.Volatile) (*call, error) {
 	c.query = queryValues(in.Query)
 	c.header = make(map[string]any, len(in.Header))
 	for name, values := range in.Header {
-		if lower := strings.ToLower(name); !hiddenHeader(lower) {
-			c.header[lower] = strings.Join(values, ", ")
+		lower := strings.ToLower(name)
+		if hiddenHeader(lower) {
+			continue
+		}
+		c.header[lower] = strings.Join(values, ", ")
+		// A client or proxy that sends a key twice on a retry means the same intent.
+		if name == sessionHeader || name == indexHeader || slices.ContainsFunc(keyHeaders, func(key string) bool { return strings.EqualFold(key, name) }) {
+			if c.header[lower], err = only(name, values); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return c, nil
@@ -208,15 +218,23 @@ func queryValues(query url.Values) map[string]any {
 	return out
 }
 
-// single gives a header that has one meaning only if it came once.
+// single gives a header that has one meaning only, "" if it did not come.
 func single(header http.Header, name string) (string, error) {
-	values := header.Values(name)
+	value, err := only(name, header.Values(name))
+	return strings.TrimSpace(value), err
+}
+
+// only gives the one value that a header came with, however often it came.
+func only(name string, values []string) (string, error) {
 	for _, v := range values {
 		if v != values[0] {
 			return "", invalid("header", "%s came more than once with different values: send it once", name)
 		}
 	}
-	return strings.TrimSpace(header.Get(name)), nil
+	if len(values) == 0 {
+		return "", nil
+	}
+	return values[0], nil
 }
 
 func invalid(field, format string, args ...any) *intent.InvalidError {

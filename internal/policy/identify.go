@@ -61,14 +61,8 @@ func (t *Tool) Identify(in CallInput) (Identity, error) {
 	if t.identity == nil {
 		return Identity{}, fmt.Errorf("identifying a call of %s/%s: %w", t.Namespace, t.Name, ErrReadOnly)
 	}
-	// An agent's key that came twice, with two values, would be two intents or none.
-	for _, name := range t.identity.keyHeaders {
-		if _, err := single(in.Header, name); err != nil {
-			return Identity{}, err
-		}
-	}
 	i := t.identity
-	c, err := newCall(in, i.volatile)
+	c, err := newCall(in, i.volatile, i.keyHeaders)
 	if err != nil {
 		return Identity{}, err
 	}

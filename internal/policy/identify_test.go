@@ -123,6 +123,13 @@ func TestIntentID(t *testing.T) {
 		{`call.header["idempotency-key"]`, refundCall(refundBody, "Idempotency-Key: a", "Idempotency-Key: b"), "error: more than once"},
 		{`call.header["x-key"]`, refundCall(refundBody, "X-Key: a", "X-Key: b"), "error: more than once"},
 		{`call.session`, refundCall(refundBody, "Holdfast-Session: a", "Holdfast-Session: b"), "error: more than once"},
+		// Twice, and the same: what it is once.
+		{`call.header["idempotency-key"]`, refundCall(refundBody, "Idempotency-Key: a", "Idempotency-Key: a"), "a"},
+		{`call.header["x-key"]`, refundCall(refundBody, "X-Key: a", "X-Key: a"), "a"},
+		{`path(call.header["holdfast-session"], call.header["holdfast-call"])`,
+			refundCall(refundBody, "Holdfast-Session: s", "Holdfast-Session: s", "Holdfast-Call: 4", "Holdfast-Call: 4"), "s/4"},
+		{`path(call.session, call.index)`,
+			refundCall(refundBody, "Holdfast-Session: s", "Holdfast-Session: s", "Holdfast-Call: 4", "Holdfast-Call: 4"), "s/4"},
 	} {
 		tool := mustCompile(t, withIdentity(func(i *v1alpha1.ToolIdentity) {
 			i.IntentID = []v1alpha1.Expression{v1alpha1.Expression(p.expression)}
@@ -547,7 +554,7 @@ func TestAHostileCallEndsInBoundedTime(t *testing.T) {
 		tool := mustCompile(t, withIdentity(func(i *v1alpha1.ToolIdentity) {
 			i.IntentID = []v1alpha1.Expression{v1alpha1.Expression(c.expression)}
 		}))
-		decoded, err := newCall(refundCall(c.body), intent.Volatile{})
+		decoded, err := newCall(refundCall(c.body), intent.Volatile{}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -572,7 +579,7 @@ func TestWhatTheClockEndsMayBeTriedAgain(t *testing.T) {
 		i.Scope = []v1alpha1.Expression{v1alpha1.Expression(loop)}
 		i.Lineage = v1alpha1.Expression(loop)
 	}))
-	c, err := newCall(refundCall(bigList(1000)), intent.Volatile{})
+	c, err := newCall(refundCall(bigList(1000)), intent.Volatile{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
