@@ -134,7 +134,8 @@ func (e *Engine) begin(cur *record, c Call, p Policy, now time.Time) *record {
 		next.header = header{
 			Namespace: c.Namespace, Tool: c.Tool, Caller: c.Caller, CallerUID: c.CallerUID, IntentID: c.IntentID,
 			Scope: c.Scope, Lineage: c.Lineage, Amount: c.Amount, Recipient: c.Recipient,
-			Fingerprint: c.Fingerprint, IdentityHash: c.IdentityHash, Created: now,
+			Fingerprint: c.Fingerprint, IdentityHash: c.IdentityHash, AmountHash: c.AmountHash,
+			RecipientHash: c.RecipientHash, Created: now,
 		}
 		next.Generation = 1
 		next.ProviderKey = providerKey(e.id.KeyDomain, c.Key, 1)

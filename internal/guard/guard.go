@@ -91,8 +91,9 @@ type Call struct {
 	Amount      *intent.Money
 	Recipient   string
 	Fingerprint string
-	// IdentityHash is that of the tool's identity block.
-	IdentityHash string
+	// IdentityHash is that of the tool's identity block, AmountHash and RecipientHash
+	// of how it reads amount and recipient.
+	IdentityHash, AmountHash, RecipientHash string
 }
 
 // Policy is what the tool and its budget say. An attempt keeps the policy that it began with.

@@ -19,7 +19,7 @@ var designedLife = map[State]map[event][]State{
 		onCall: {InFlight}, onBlocked: {Held}, onLateSuccess: {Succeeded},
 	},
 	Retryable: {
-		onCall: {InFlight}, onBlocked: {Held}, onDeadline: {Failed},
+		onCall: {InFlight}, onBlocked: {Held}, onDeadline: {Failed, Held},
 		onLateSuccess: {Succeeded}, onLateEvidence: {Retryable, Held},
 	},
 	Released: {
@@ -119,6 +119,12 @@ func TestEveryStepIsReachedByRealCalls(t *testing.T) {
 		}},
 		{Retryable, onDeadline, Failed, func(s *story, c Call) {
 			s.settle(s.send(c), unreachable())
+			s.pass(storyTTL)
+			s.sweep()
+		}},
+		{Retryable, onDeadline, Held, func(s *story, c Call) {
+			_, second := secondTry(s, c)
+			s.settle(second, unreachable())
 			s.pass(storyTTL)
 			s.sweep()
 		}},

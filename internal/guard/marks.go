@@ -22,7 +22,7 @@ const (
 	markLineage      = "lineage"       //
 	markUnderLineage = "under-lineage" //
 	markExact        = "exact"         // tool, caller, scope, lineage and fingerprint
-	markPayment      = "payment"       // tool, recipient and amount, tagged with the identity's hash
+	markPayment      = "payment"       // tool, with recipient and amount as far as they can be compared, tagged with a hash of the identity
 	markNeverSent    = "never-sent"    // tool, caller and scope of a hold that was never sent
 )
 
@@ -37,12 +37,20 @@ func exactString(h *header, budget string) string {
 	return markString(markExact, budget, digest(h.Tool, h.Caller, h.CallerUID, h.Scope.String(), string(h.Lineage), h.Fingerprint))
 }
 
-func paymentString(h *header, budget string) string {
+// identityMarks are how records of one tool meet across a change of its identity
+// block: equal recipient and amount under another block; equal recipient where the
+// amount is read in another way, so that amounts cannot be compared; and any where the
+// recipient is.
+func identityMarks(h *header, budget string) []store.Mark {
 	amount := ""
 	if h.Amount != nil {
 		amount = lengthPrefixed(h.Amount.Currency, h.Amount.Value)
 	}
-	return markString(markPayment, budget, digest(h.Tool, h.Recipient, amount))
+	return []store.Mark{
+		{String: markString(markPayment, budget, digest(h.Tool, h.Recipient, amount)), Tag: h.IdentityHash},
+		{String: markString(markPayment, budget, digest(h.Tool, h.Recipient)), Tag: h.AmountHash},
+		{String: markString(markPayment, budget, digest(h.Tool)), Tag: h.RecipientHash},
+	}
 }
 
 func neverSentString(h *header, budget string) string {
@@ -87,7 +95,9 @@ func (r *record) marks(now time.Time) []store.Mark {
 		paths(markLineage, markUnderLineage, r.Lineage)
 		add("", exactString(&r.header, r.Policy.Budget), "")
 	}
-	add("", paymentString(&r.header, r.Policy.Budget), r.IdentityHash)
+	for _, m := range identityMarks(&r.header, r.Policy.Budget) {
+		add("", m.String, m.Tag)
+	}
 	return out
 }
 
@@ -122,7 +132,11 @@ func (r *record) probes() (probes []store.Probe, kinds []string) {
 	if r.Lineage != "" && !r.Policy.IgnoreLineage {
 		paths(markLineage, markUnderLineage, r.Lineage)
 	}
-	add(markPayment, store.Probe{String: paymentString(&r.header, b), Except: r.IdentityHash})
+	for _, m := range identityMarks(&r.header, b) {
+		if m.Tag != "" { // else there is nothing to except, and all would be hit
+			add(markPayment, store.Probe{String: m.String, Except: m.Tag})
+		}
+	}
 	return probes, kinds
 }
 

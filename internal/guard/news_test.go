@@ -7,6 +7,8 @@ package guard
 import (
 	"testing"
 	"time"
+
+	"github.com/holdfast-dev/holdfast/internal/intent"
 )
 
 func TestALateSuccessEndsAPersonsWordThatNothingMoved(t *testing.T) {
@@ -126,8 +128,7 @@ func TestAnUnknownThatWasReleasedDoesNotAge(t *testing.T) {
 	d := s.call("i-2", "order/10")
 	s.loseAndWait(d)
 	s.take(d, Release)
-	s.want(s.settle(s.send(d), declined()), Allow, "")
-	s.inState(d, Failed)
+	s.wantHeld(s.settle(s.send(d), declined()), OutcomeUnknown)
 	s.pass(storyWindow + time.Hour)
 	s.sweep()
 	s.want(s.admit(d.under("i-3")), UnknownHold, ScopeOverlap)
@@ -145,4 +146,40 @@ func TestALatePaidTombstoneStandsAlsoWhenItsHoldIsRejected(t *testing.T) {
 	s.admit(c)
 	s.take(c, Reject)
 	s.want(s.admit(s.call("i-3", "order/9").with(func(c *Call) { c.Caller = "system:serviceaccount:support:b" })), UnknownHold, ScopeOverlap)
+}
+
+func TestWhatIsReadInAnotherWayCannotBeCompared(t *testing.T) { // R25
+	eleven := &intent.Money{Value: "11", Currency: "USD"}
+	old := func(c *Call) { c.IdentityHash, c.AmountHash, c.RecipientHash = "old", "amount-1", "recipient-1" }
+	for _, row := range []struct {
+		name  string
+		other func(*Call)
+		held  bool
+	}{
+		{"the scope alone is read in another way", func(c *Call) { old(c); c.IdentityHash = "new" }, true},
+		{"and the amount is another", func(c *Call) { old(c); c.IdentityHash = "new"; c.Amount = eleven }, false},
+		{"and the recipient is another", func(c *Call) { old(c); c.IdentityHash = "new"; c.Recipient = "b" }, false},
+		{"the amount is read in another way", func(c *Call) { old(c); c.IdentityHash, c.AmountHash = "new", "amount-2"; c.Amount = eleven }, true},
+		{"it is not read any more", func(c *Call) { old(c); c.IdentityHash, c.AmountHash, c.Amount = "new", "amount-none", nil }, true},
+		{"and the recipient is another", func(c *Call) {
+			old(c)
+			c.IdentityHash, c.AmountHash, c.Recipient = "new", "amount-2", "b"
+		}, false},
+		{"the recipient is read in another way", func(c *Call) {
+			old(c)
+			c.IdentityHash, c.RecipientHash, c.Recipient, c.Amount = "new", "recipient-2", "b", eleven
+		}, true},
+		{"nothing is read in another way", func(c *Call) { old(c); c.Amount = eleven }, false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := tell(t)
+			s.pay(s.call("intent-1", "order/9").with(old), "re_1")
+			a := s.admit(s.call("intent-2", "elsewhere/1").with(func(c *Call) { c.Fingerprint = "sha256:other" }).with(row.other))
+			if row.held {
+				s.wantHeld(a, IdentityChanged)
+			} else {
+				s.want(a, Allow, "")
+			}
+		})
+	}
 }

@@ -39,6 +39,8 @@ type header struct {
 	Recipient         string        `json:"recipient,omitempty"`
 	Fingerprint       string        `json:"fingerprint"`
 	IdentityHash      string        `json:"identityHash"`
+	AmountHash        string        `json:"amountHash,omitempty"`
+	RecipientHash     string        `json:"recipientHash,omitempty"`
 	Hold              int           `json:"hold,omitempty"`
 	ProviderReference string        `json:"providerReference,omitempty"`
 	RefundOwed        bool          `json:"refundOwed,omitempty"`
@@ -249,6 +251,17 @@ func (r *record) attemptWith(n int, nonce string) *attempt {
 func (r *record) anyUnknown() bool {
 	for i := range r.Attempts {
 		if r.Attempts[i].unknown() && !r.Attempts[i].Denied {
+			return true
+		}
+	}
+	return false
+}
+
+// releasedUnknown: an attempt under this key of the provider was released without its
+// outcome ever becoming known.
+func (r *record) releasedUnknown() bool {
+	for i := range r.Attempts {
+		if a := &r.Attempts[i]; a.Generation == r.Generation && a.unknown() && a.Excused && !a.Denied {
 			return true
 		}
 	}

@@ -223,11 +223,10 @@ func TestWhatStandsInTheWay(t *testing.T) {
 			s.take(c, Release)
 			s.settle(s.send(c), unreachable())
 		}, true},
-		{"failed, and an earlier attempt is unknown", func(s *story, c Call) { // R18, by a release
+		{"refused, and an earlier attempt is unknown", func(s *story, c Call) { // R18, by a release
 			s.loseAndWait(c)
 			s.take(c, Release)
-			s.want(s.settle(s.send(c), declined()), Allow, "")
-			s.inState(c, Failed)
+			s.wantHeld(s.settle(s.send(c), declined()), OutcomeUnknown)
 		}, true},
 		{"marked failed", func(s *story, c Call) { s.loseAndWait(c); s.take(c, MarkFailed) }, false},
 		{"marked paid", func(s *story, c Call) { s.lose(c); s.take(c, MarkPaid) }, true},

@@ -130,6 +130,14 @@ func (a *attempt) learn(res Result, now time.Time) {
 	}
 }
 
+// A release counts an earlier unknown attempt as nothing moved, so that the next may be
+// sent. It does not make a later refusal the end of the intent: the upstream may refuse
+// just because the earlier attempt was paid.
+const (
+	causeRefused   = "a later attempt was refused, and how an earlier one ended was never known: it may have been paid"
+	causeForgotten = "it was not tried again in time, and how an earlier attempt ended was never known: it may have been paid"
+)
+
 // settled is the step of the lease's holder: the join.
 func (e *Engine) settled(cur *record, t *Ticket, res Result, now time.Time) pending {
 	next := cur.clone()
@@ -153,6 +161,9 @@ func (e *Engine) settled(cur *record, t *Ticket, res Result, now time.Time) pend
 		next.hold(&hold{Reasons: []Reason{OutcomeUnknown}, Watermark: e.mutatedFreeze()}, nonce, now)
 	default:
 		next.nothingMoved(res, now, e.o)
+		if next.State == Failed && next.releasedUnknown() && e.o.mutation != noJoin {
+			next.hold(&hold{Reasons: []Reason{OutcomeUnknown}, Cause: causeRefused}, nonce, now)
+		}
 	}
 	return pending{from: cur, to: next, on: onSettled, now: now, nonce: nonce}
 }

@@ -58,12 +58,14 @@ func TestAFailureDoesNotEraseAnUnknown(t *testing.T) {
 	s.lose(c)
 	s.wantHeld(s.admit(c), OutcomeUnknown)
 
-	// What a person released is counted as nothing moved for the join, but stands in the way (R18).
+	// A release lets the next attempt be sent; its refusal is not the end of the intent (R18).
 	d := s.call("intent-2", "order/10")
 	s.loseAndWait(d)
 	s.take(d, Release)
-	s.want(s.settle(s.send(d), declined()), Allow, "")
-	s.inState(d, Failed)
+	s.wantHeld(s.settle(s.send(d), declined()), OutcomeUnknown)
+	if h := s.hold(d); h.State != HoldHeld || h.Number != 2 || h.Cause != causeRefused {
+		t.Fatalf("the hold is %+v", h)
+	}
 	s.wantHeld(s.admit(d.under("intent-3")), ScopeOverlap)
 
 	// A second attempt that is unknown is held on its own, whatever was released before it.
@@ -288,12 +290,12 @@ func TestALateSuccess(t *testing.T) { // R22
 			s.take(c, MarkFailed)
 			return tk
 		}, "re_1", "re_1", true, false, Succeeded},
-		{"failed by its second attempt", func(s *story, c Call) *Ticket {
+		{"refused at its second attempt", func(s *story, c Call) *Ticket {
 			tk := s.loseAndWait(c)
 			s.take(c, Release)
 			s.settle(s.send(c), declined())
 			return tk
-		}, "re_1", "re_1", true, false, Succeeded},
+		}, "re_1", "re_1", false, false, Succeeded},
 		{"tombstone of a rejected one", func(s *story, c Call) *Ticket {
 			tk := s.lose(c)
 			s.take(c, Reject)
@@ -411,12 +413,12 @@ func TestALateFailure(t *testing.T) {
 		{"rejected", func(s *story, c Call) *Ticket { tk := s.lose(c); s.take(c, Reject); return tk }, Rejected, false, false},
 		{"marked paid", func(s *story, c Call) *Ticket { tk := s.lose(c); s.take(c, MarkPaid); return tk }, Succeeded, true, true},
 		{"marked failed", func(s *story, c Call) *Ticket { tk := s.loseAndWait(c); s.take(c, MarkFailed); return tk }, Failed, false, false},
-		{"failed by its second attempt", func(s *story, c Call) *Ticket {
+		{"refused at its second attempt", func(s *story, c Call) *Ticket {
 			tk := s.loseAndWait(c)
 			s.take(c, Release)
 			s.settle(s.send(c), declined())
 			return tk
-		}, Failed, false, false},
+		}, Held, false, false},
 		{"succeeded by its second attempt", func(s *story, c Call) *Ticket {
 			tk := s.loseAndWait(c)
 			s.take(c, Release)
@@ -526,14 +528,12 @@ func TestALateWordThatItWasAccepted(t *testing.T) {
 		s.sweep()
 		s.inState(c, Held)
 	})
-	t.Run("failed", func(t *testing.T) {
+	t.Run("refused", func(t *testing.T) {
 		s, c, first := two(t)
 		s.take(c, Release)
-		s.settle(s.send(c), declined())
+		s.wantHeld(s.settle(s.send(c), declined()), OutcomeUnknown)
 		s.settle(first, accepted())
-		if r := s.inState(c, Failed); !r.Disputed {
-			t.Fatal("nobody is told that a failed payment was accepted")
-		}
+		s.inState(c, Held)
 	})
 	t.Run("marked failed", func(t *testing.T) {
 		s, c, first := two(t)

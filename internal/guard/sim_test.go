@@ -643,7 +643,7 @@ func (w *world) deliver(m *message) {
 	}
 	kind := w.rng.IntN(9)
 	if w.quiet {
-		kind = []int{0, 0, 0, 3, 5, 6}[w.rng.IntN(6)]
+		kind = []int{0, 0, 0, 3, 5, 6, 7}[w.rng.IntN(7)]
 	}
 	if w.ending {
 		kind = 0
@@ -778,7 +778,7 @@ func (w *world) await(p *process, t *Ticket, m *message, who string, in *simInte
 	}
 	if w.finish(p, t, res, who, in) && res.Outcome == AttemptPending && m.commits {
 		// What is known to be accepted may take longer than settleAfter.
-		m.commitAt = w.t + time.Duration(w.rng.Int64N(int64(3*time.Minute)))
+		m.commitAt = w.t + time.Duration(w.rng.Int64N(int64(9*time.Minute)))
 	}
 }
 
@@ -1316,7 +1316,7 @@ func (w *world) judgeEnd() {
 		for i := range r.Attempts {
 			known = known || r.Attempts[i].Outcome == AttemptSucceeded
 		}
-		if paid[in] > 0 && r.State == Failed && !r.Disputed && (in.wrong == 0 || known) {
+		if paid[in] > 0 && r.State == Failed && !r.Disputed && (!r.MarkedFailed || in.wrong == 0 || known) {
 			w.violate("%s was paid and is Failed in the end", in.call.IntentID)
 		}
 	}

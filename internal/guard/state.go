@@ -71,7 +71,7 @@ var life = []step{
 
 	{Retryable, onCall, []State{InFlight}},
 	{Retryable, onBlocked, []State{Held}},
-	{Retryable, onDeadline, []State{Failed}},
+	{Retryable, onDeadline, []State{Failed, Held}},
 	{Retryable, onLateSuccess, []State{Succeeded}},
 	{Retryable, onLateEvidence, []State{Retryable, Held}}, // held: it may be paid yet
 

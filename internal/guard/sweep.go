@@ -71,6 +71,10 @@ func (e *Engine) step(r *record, now time.Time) *pending {
 		p.to.hold(h, p.nonce, now)
 	case Retryable:
 		p.on, p.to = onDeadline, r.clone()
+		if r.releasedUnknown() {
+			p.to.hold(&hold{Reasons: []Reason{OutcomeUnknown}, Cause: causeForgotten}, p.nonce, now)
+			break
+		}
 		p.to.State, p.to.Changed, p.to.SettledAt, p.to.Expired = Failed, now, now, true
 	case Succeeded, Failed, Rejected:
 		p.on, p.to, p.keepMarks = onTTL, r.clone(), true

@@ -426,6 +426,13 @@ func (t *Tool) compileIdentity(spec *v1alpha1.ToolIdentity) error {
 	if out.hash, err = hashIdentity(spec); err != nil {
 		return err
 	}
+	// How amount and recipient are read: another way gives values that cannot be compared.
+	if out.amountHash, err = hashIdentity(&v1alpha1.ToolIdentity{Amount: spec.Amount}); err != nil {
+		return err
+	}
+	if out.recipientHash, err = hashIdentity(&v1alpha1.ToolIdentity{Recipient: spec.Recipient, Addresses: spec.Addresses}); err != nil {
+		return err
+	}
 	t.identity = out
 	return nil
 }

@@ -48,6 +48,9 @@ type Identity struct {
 	Recipient    string
 	Fingerprint  string
 	IdentityHash string
+	// AmountHash and RecipientHash are those of the parts of the identity block that
+	// say how amount and recipient are read.
+	AmountHash, RecipientHash string
 }
 
 // ErrReadOnly: a read-only tool has no intents.
@@ -69,7 +72,7 @@ func (t *Tool) Identify(in CallInput) (Identity, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), evaluationTime)
 	defer cancel()
 
-	out := Identity{IdentityHash: i.hash}
+	out := Identity{IdentityHash: i.hash, AmountHash: i.amountHash, RecipientHash: i.recipientHash}
 	if out.IntentID, err = i.readIntentID(ctx, c); err != nil {
 		return Identity{}, err
 	}

@@ -34,7 +34,7 @@ func TestIdentifyTellsWhatAPaymentIs(t *testing.T) {
 		Amount:       &intent.Money{Value: "49.99", Currency: "USD"},
 		Recipient:    "a1",
 		Fingerprint:  id.Fingerprint,
-		IdentityHash: tool.identity.hash,
+		IdentityHash: tool.identity.hash, AmountHash: tool.identity.amountHash, RecipientHash: tool.identity.recipientHash,
 	}
 	if !reflect.DeepEqual(id, want) {
 		t.Errorf("got  %+v\nwant %+v", id, want)
@@ -414,7 +414,7 @@ func TestTheCaseOfAnAddressMeansNothing(t *testing.T) {
 	}))
 	want := Identity{
 		IntentID: "pay/0xabc/5", Scope: intent.Scope{"copy/0xd", "wallet/0xabc"}, Lineage: "0xf/5",
-		Amount: &intent.Money{Value: "5", Currency: "USD"}, Recipient: "0xabc", IdentityHash: tool.identity.hash,
+		Amount: &intent.Money{Value: "5", Currency: "USD"}, Recipient: "0xabc", IdentityHash: tool.identity.hash, AmountHash: tool.identity.amountHash, RecipientHash: tool.identity.recipientHash,
 	}
 	form := func(body string) CallInput {
 		in := refundCall(body)
@@ -675,6 +675,33 @@ func BenchmarkIdentify(b *testing.B) {
 	for b.Loop() {
 		if _, err := tool.Identify(in); err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+// Where amount or recipient are read in another way, what they say cannot be compared.
+func TestTheHashesOfAmountAndRecipient(t *testing.T) {
+	type hashes struct{ amount, recipient string }
+	of := func(change func(*v1alpha1.ToolIdentity)) hashes {
+		tool := mustCompile(t, withIdentity(change))
+		return hashes{tool.identity.amountHash, tool.identity.recipientHash}
+	}
+	as := of(func(*v1alpha1.ToolIdentity) {})
+	for _, row := range []struct {
+		name              string
+		change            func(*v1alpha1.ToolIdentity)
+		amount, recipient bool
+	}{
+		{"the scope", func(i *v1alpha1.ToolIdentity) { i.Scope = []v1alpha1.Expression{`path("other", "1")`} }, false, false},
+		{"the amount", func(i *v1alpha1.ToolIdentity) { i.Amount.Value = "call.body.other" }, true, false},
+		{"its currency", func(i *v1alpha1.ToolIdentity) { i.Amount.Currency = `"EUR"` }, true, false},
+		{"no amount", func(i *v1alpha1.ToolIdentity) { i.Amount = nil }, true, false},
+		{"the recipient", func(i *v1alpha1.ToolIdentity) { i.Recipient = "call.body.other" }, false, true},
+		{"the recipient's letters", func(i *v1alpha1.ToolIdentity) { i.Addresses = []v1alpha1.JSONPointer{"/to"} }, false, true},
+	} {
+		got := of(row.change)
+		if (got.amount != as.amount) != row.amount || (got.recipient != as.recipient) != row.recipient {
+			t.Errorf("%s: another amount %t, another recipient %t", row.name, got.amount != as.amount, got.recipient != as.recipient)
 		}
 	}
 }

@@ -106,6 +106,7 @@ type identity struct {
 	// rpcVolatile is volatile for bodies that are JSON-RPC requests.
 	rpcVolatile intent.Volatile
 	// keyHeaders are the headers that carry the agent's own key.
-	keyHeaders []string
-	hash       string
+	keyHeaders                []string
+	hash                      string
+	amountHash, recipientHash string
 }

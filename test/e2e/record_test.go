@@ -388,7 +388,7 @@ var _ = Describe("The record", func() {
 	})
 
 	It("R15: two are released at the same moment, and one of the two is charged", func(ctx SpecContext) {
-		const pairs, workers = 50, 5
+		const pairs, workers = 20, 5
 		w := newWorld(ctx, func(budget *v1alpha1.IntentBudget, _ *v1alpha1.AgentTool) {
 			most := int32(2*pairs + 10)
 			budget.Spec.MaxHeld = &v1alpha1.MaxHeldSpec{Total: &most, PerCaller: &most}
