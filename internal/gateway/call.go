@@ -287,7 +287,8 @@ func (c *call) mutate(tool *policy.Tool, t target, query url.Values) *problem {
 	wanted := guard.Call{
 		Key:       guard.Key{Namespace: tool.Namespace, Tool: tool.Name, Caller: c.caller.Username, IntentID: id.IntentID},
 		CallerUID: c.caller.UID, Scope: id.Scope, Lineage: id.Lineage, Amount: id.Amount,
-		Recipient: id.Recipient, Fingerprint: id.Fingerprint, IdentityHash: id.IdentityHash,
+		Recipient: id.Recipient, Fingerprint: id.Fingerprint,
+		IdentityHash: id.IdentityHash, AmountHash: id.AmountHash, RecipientHash: id.RecipientHash,
 	}
 	if p := c.equip(tool, &t); p != nil {
 		// Nothing can be sent, so nothing is reserved. What was paid before is told all the same.
