@@ -181,7 +181,7 @@ func run(ctx context.Context, f flags) (err error) {
 	}
 	gw, err := gateway.New(gateway.Options{
 		Access:      access.New(reviews.AuthenticationV1().TokenReviews(), reviews.AuthorizationV1().SubjectAccessReviews(), nil),
-		Policies:    func() gateway.Policies { return op.Policies.Load() },
+		Policies:    func() gateway.Policies { return op.Served() },
 		Engines:     op.Engines,
 		Credentials: op.Credentials,
 		Consent:     op.Consent,
@@ -201,7 +201,7 @@ func run(ctx context.Context, f flags) (err error) {
 	}
 	if err := errors.Join(
 		mgr.AddHealthzCheck("process", healthz.Ping),
-		mgr.AddReadyzCheck("programmed", func(r *http.Request) error { return op.Programmed(r.Context()) }),
+		mgr.AddReadyzCheck("programmed", func(*http.Request) error { return op.Programmed() }),
 		mgr.AddReadyzCheck("gateway", gw.Ready),
 	); err != nil {
 		return fmt.Errorf("set up the probes: %w", err)

@@ -108,6 +108,7 @@ func (r *ToolReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 	}
 	no, store, err := r.program(ctx, &obj)
 	if err != nil {
+		r.failed(&obj)
 		return ctrl.Result{}, err
 	}
 	next := v1alpha1.AgentToolStatus{ObservedGeneration: obj.Generation}
@@ -203,6 +204,19 @@ func (r *ToolReconciler) program(ctx context.Context, obj *v1alpha1.AgentTool) (
 		r.set(nn, now)
 	}
 	return nil, now.compiled.Store, nil
+}
+
+// failed notes a visit that could not come to an end. What is served of the tool stays
+// so; a tool of which nothing is served is refused until a later visit knows more.
+func (r *ToolReconciler) failed(obj *v1alpha1.AgentTool) {
+	nn := client.ObjectKeyFromObject(obj)
+	was := r.runs(nn)
+	if was.tool == versionOf(obj) || was.compiled != nil && was.refused == (refusal{}) {
+		return
+	}
+	no := refusal{reason: policy.ReasonPending, message: "Holdfast could not look at it to the end, and tries again; the manager's log says why"}
+	r.Policies.Refuse(&policy.NotServedError{Namespace: nn.Namespace, Tool: nn.Name, Reason: no.reason, Message: no.message})
+	r.set(nn, running{tool: versionOf(obj), refused: no})
 }
 
 // budget is the one that the tool refers to.

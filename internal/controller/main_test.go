@@ -219,7 +219,7 @@ func start(t *testing.T, dataDir string) *process {
 		}
 	}
 	t.Cleanup(p.stop)
-	eventually(t, func() error { return op.Programmed(ctx) })
+	eventually(t, op.Programmed)
 	return p
 }
 

@@ -10,7 +10,6 @@ package controller
 import (
 	"context"
 	"fmt"
-	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -23,7 +22,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
-	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 	"github.com/holdfast-dev/holdfast/internal/guard"
 	"github.com/holdfast-dev/holdfast/internal/policy"
 )
@@ -51,6 +49,8 @@ type Operator struct {
 	tools   *ToolReconciler
 	holds   *HoldReconciler
 	client  client.Client
+
+	beginning *beginning
 }
 
 // CacheOptions keep the cache to what is read: in the operator's namespace, one
@@ -109,12 +109,13 @@ func Setup(mgr ctrl.Manager, live client.Client, o Options) (*Operator, error) {
 		Client: cached, Live: live, Engines: engines, Memory: memory, Gate: NewGate(live), Events: recorder,
 		Looked: op.stores.looked, Look: worklist.look,
 	}
+	op.beginning = op.newBeginning()
 	for _, r := range []interface{ SetupWithManager(ctrl.Manager) error }{op.stores, op.budgets, op.tools, op.holds} {
 		if err := r.SetupWithManager(mgr); err != nil {
 			return nil, fmt.Errorf("set up %T: %w", r, err)
 		}
 	}
-	for _, r := range []manager.Runnable{worklist, presence, Sweep{Engines: engines}, gateways} {
+	for _, r := range []manager.Runnable{op.beginning, worklist, presence, Sweep{Engines: engines}, gateways} {
 		if err := mgr.Add(r); err != nil {
 			return nil, fmt.Errorf("add %T: %w", r, err)
 		}
@@ -124,56 +125,3 @@ func Setup(mgr ctrl.Manager, live client.Client, o Options) (*Operator, error) {
 
 // Close closes the stores. Call it when the gateway has drained and the manager has ended.
 func (o *Operator) Close() error { return o.stores.Close() }
-
-// Programmed says whether every tool and store that exists has been looked at: before
-// that, a tool that is not known may only not be known yet.
-func (o *Operator) Programmed(ctx context.Context) error {
-	var tools v1alpha1.AgentToolList
-	if err := o.client.List(ctx, &tools); err != nil {
-		return err
-	}
-	for i := range tools.Items {
-		nn := client.ObjectKeyFromObject(&tools.Items[i])
-		if _, _, ok := o.tools.Serves(nn); !ok {
-			return fmt.Errorf("AgentTool %s was not looked at yet", nn)
-		}
-	}
-	var stores v1alpha1.IdempotencyStoreList
-	if err := o.client.List(ctx, &stores); err != nil {
-		return err
-	}
-	for i := range stores.Items {
-		nn := client.ObjectKeyFromObject(&stores.Items[i])
-		if !o.stores.looked(nn) {
-			return fmt.Errorf("IdempotencyStore %s was not looked at yet", nn)
-		}
-	}
-	return nil
-}
-
-// WhenProgrammed starts a runnable once Programmed.
-func (o *Operator) WhenProgrammed(r manager.Runnable) manager.Runnable {
-	return &afterProgrammed{operator: o, runnable: r}
-}
-
-type afterProgrammed struct {
-	operator *Operator
-	runnable manager.Runnable
-}
-
-// NeedLeaderElection is false: every gateway serves.
-func (a *afterProgrammed) NeedLeaderElection() bool { return false }
-
-// Start waits, then runs.
-func (a *afterProgrammed) Start(ctx context.Context) error {
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for a.operator.Programmed(ctx) != nil {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-	}
-	return a.runnable.Start(ctx)
-}

@@ -177,6 +177,10 @@ func (c *call) noPolicy(err error) *problem {
 	case errors.Is(err, policy.ErrNoTool):
 		return refusal(http.StatusNotFound, "no-such-tool", "There is no such tool", actFixRequest,
 			"There is no AgentTool %q in the namespace %q. Nothing was sent.", c.tool, c.namespace)
+	case errors.As(err, &notServed) && notServed.Reason == policy.ReasonPending:
+		c.cause = err
+		return refusal(http.StatusServiceUnavailable, "policy-not-available", "The tool is not served", actRetryLater,
+			"The AgentTool %q is not served yet: %s. Nothing was sent. Send the same request again later.", c.tool, notServed.Message).deny(later)
 	case errors.As(err, &notServed):
 		c.cause = err
 		return refusal(http.StatusServiceUnavailable, "policy-not-available", "The tool is not served", actRetryLater,

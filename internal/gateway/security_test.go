@@ -160,6 +160,11 @@ func TestToolsThatAreNotServed(t *testing.T) {
 	if p.Reason != "policy_not_available" || !strings.Contains(p.Detail, "undeclared reference") || p.RetryAfter < 1 {
 		t.Errorf("problem %+v", p)
 	}
+	r.tools.Refuse(&policy.NotServedError{Namespace: namespace, Tool: "new", Reason: policy.ReasonPending, Message: "nobody looked"})
+	if p := r.pay(ask{tool: "new", id: "k1", body: refundOf("9", "1")}, 503, guard.Deny).problem(t); p.Reason != "policy_not_available" ||
+		!strings.Contains(p.Detail, "not served yet: nobody looked") || p.SuggestedAction != actRetryLater || p.RetryAfter < 1 {
+		t.Errorf("problem %+v", p)
+	}
 	if p := r.pay(ask{tool: "nonexistent", id: "k1", body: refundOf("9", "1")}, 404, "").problem(t); p.Reason != "no_such_tool" {
 		t.Errorf("problem %+v", p)
 	}

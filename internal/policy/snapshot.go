@@ -17,6 +17,8 @@ var ErrNoTool = errors.New("no such tool")
 
 // Why a tool is not served.
 const (
+	// ReasonPending: nothing is known of the tool yet.
+	ReasonPending = "Pending"
 	// ReasonInvalid: the tool's spec cannot be used.
 	ReasonInvalid = "Invalid"
 	// ReasonBudgetNotFound: the tool's IntentBudget does not exist.
