@@ -146,6 +146,7 @@ DECLARE
     v_known       text;
     v_ms          bigint;
     v_next        bigint;
+    v_hit         boolean := false;
     have          record%ROWTYPE;
     k             bigint;
     i             integer;
@@ -195,26 +196,28 @@ BEGIN
         RETURN;
     END IF;
 
-    BEGIN
-        FOR i IN 1..coalesce(cardinality(p_locks), 0) LOOP
-            k := p_locks[i];
-            IF p_modes[i] = 1 THEN -- mark
-                v_void := pg_advisory_xact_lock_shared(k | 1);
-                v_void := pg_advisory_lock(k | 2);
-                v_void := pg_advisory_unlock(k | 2);
-            ELSIF p_modes[i] = 2 THEN -- probe
-                v_void := pg_advisory_lock(k | 1);
-                v_void := pg_advisory_xact_lock_shared(k | 2);
-                v_void := pg_advisory_unlock(k | 1);
-            ELSE -- both
-                v_void := pg_advisory_xact_lock(k | 1);
-                v_void := pg_advisory_xact_lock(k | 2);
-            END IF;
-        END LOOP;
-    EXCEPTION WHEN query_canceled OR OTHERS THEN
-        PERFORM pg_advisory_unlock_all();
-        RAISE;
-    END;
+    IF cardinality(p_locks) > 0 THEN
+        BEGIN
+            FOR i IN 1..cardinality(p_locks) LOOP
+                k := p_locks[i];
+                IF p_modes[i] = 1 THEN -- mark
+                    v_void := pg_advisory_xact_lock_shared(k | 1);
+                    v_void := pg_advisory_lock(k | 2);
+                    v_void := pg_advisory_unlock(k | 2);
+                ELSIF p_modes[i] = 2 THEN -- probe
+                    v_void := pg_advisory_lock(k | 1);
+                    v_void := pg_advisory_xact_lock_shared(k | 2);
+                    v_void := pg_advisory_unlock(k | 1);
+                ELSE -- both
+                    v_void := pg_advisory_xact_lock(k | 1);
+                    v_void := pg_advisory_xact_lock(k | 2);
+                END IF;
+            END LOOP;
+        EXCEPTION WHEN query_canceled OR OTHERS THEN
+            PERFORM pg_advisory_unlock_all();
+            RAISE;
+        END;
+    END IF;
 
     -- Entries that stay as they are lock nothing.
     IF p_remove THEN
@@ -244,26 +247,43 @@ BEGIN
     o_now := clock();
     v_ms := o_now / 1000;
 
-    IF cardinality(p_over_eras) > 0 AND EXISTS (
-        SELECT FROM unnest(p_over_eras, p_over_snapshots) AS w (era, snapshot)
-        WHERE w.era > v_era OR (w.era = v_era AND pg_snapshot_xmax(w.snapshot) > pg_snapshot_xmax(pg_current_snapshot()))
-    ) THEN
-        o_outcome := 'Beyond';
-        RETURN;
+    -- Conditions are nested so that PL/pgSQL tests the cheap one without a query.
+    IF cardinality(p_over_eras) > 0 THEN
+        IF EXISTS (
+            SELECT FROM unnest(p_over_eras, p_over_snapshots) AS w (era, snapshot)
+            WHERE w.era > v_era OR (w.era = v_era AND pg_snapshot_xmax(w.snapshot) > pg_snapshot_xmax(pg_current_snapshot()))
+        ) THEN
+            o_outcome := 'Beyond';
+            RETURN;
+        END IF;
     END IF;
 
-    IF cardinality(p_probes) > 0 AND EXISTS (
-        SELECT
-        FROM unnest(p_probes, p_excepts) AS p (string, besides)
-        JOIN mark m ON m.string = p.string
-        JOIN record h ON h.digest = m.record
-        WHERE m.record <> p_digest
-          AND (p.besides IS NULL OR coalesce(h.tags[m.n], '') <> p.besides)
-          AND (h.untils IS NULL OR h.untils[m.n] = 0 OR h.untils[m.n] > v_ms)
-          AND (cardinality(p_over_eras) = 0 OR NOT EXISTS (
-              SELECT FROM unnest(p_over_eras, p_over_snapshots) AS w (era, snapshot)
-              WHERE h.era < w.era OR (h.era = w.era AND pg_visible_in_snapshot(h.stamp, w.snapshot))))
-    ) THEN
+    IF cardinality(p_probes) > 0 THEN
+        -- Mostly nobody is in the way: a first look, by what needs the least to ask.
+        IF cardinality(p_over_eras) = 0 THEN
+            v_hit := EXISTS (
+                SELECT
+                FROM unnest(p_probes, p_excepts) AS p (string, besides)
+                JOIN mark m ON m.string = p.string
+                JOIN record h ON h.digest = m.record
+                WHERE m.record <> p_digest
+                  AND (p.besides IS NULL OR coalesce(h.tags[m.n], '') <> p.besides)
+                  AND (h.untils IS NULL OR h.untils[m.n] = 0 OR h.untils[m.n] > v_ms));
+        ELSE
+            v_hit := EXISTS (
+                SELECT
+                FROM unnest(p_probes, p_excepts) AS p (string, besides)
+                JOIN mark m ON m.string = p.string
+                JOIN record h ON h.digest = m.record
+                WHERE m.record <> p_digest
+                  AND (p.besides IS NULL OR coalesce(h.tags[m.n], '') <> p.besides)
+                  AND (h.untils IS NULL OR h.untils[m.n] = 0 OR h.untils[m.n] > v_ms)
+                  AND NOT EXISTS (
+                      SELECT FROM unnest(p_over_eras, p_over_snapshots) AS w (era, snapshot)
+                      WHERE h.era < w.era OR (h.era = w.era AND pg_visible_in_snapshot(h.stamp, w.snapshot))));
+        END IF;
+    END IF;
+    IF v_hit THEN
         WITH hit AS MATERIALIZED (
             SELECT p.n, p.top, h.digest, h.unsettled, h.version
             FROM unnest(p_probes, p_excepts, p_firsts) WITH ORDINALITY AS p (string, besides, top, n)
@@ -272,11 +292,12 @@ BEGIN
             WHERE m.record <> p_digest
               AND (p.besides IS NULL OR coalesce(h.tags[m.n], '') <> p.besides)
               AND (h.untils IS NULL OR h.untils[m.n] = 0 OR h.untils[m.n] > v_ms)
-              AND (cardinality(p_over_eras) = 0 OR NOT EXISTS (
+              AND NOT EXISTS (
                   SELECT FROM unnest(p_over_eras, p_over_snapshots) AS w (era, snapshot)
-                  WHERE h.era < w.era OR (h.era = w.era AND pg_visible_in_snapshot(h.stamp, w.snapshot))))
+                  WHERE h.era < w.era OR (h.era = w.era AND pg_visible_in_snapshot(h.stamp, w.snapshot)))
         ), one AS MATERIALIZED (
-            SELECT digest, bool_or(top) AS top, unsettled, version, array_agg(n) AS ns FROM hit GROUP BY digest, unsettled, version
+            SELECT digest, bool_or(top) AS top, unsettled, version, array_agg(n) AS ns
+            FROM hit GROUP BY digest, unsettled, version
         ), best AS MATERIALIZED (
             SELECT digest, ns, row_number() OVER (ORDER BY top DESC, unsettled DESC, version DESC) AS rank
             FROM one ORDER BY top DESC, unsettled DESC, version DESC LIMIT 64
@@ -307,11 +328,13 @@ BEGIN
 
     FOR j IN 1..cardinality(v_changed) LOOP
         i := v_changed[j];
-        IF NOT p_remove AND v_deltas[j] > 0 AND p_limits[i] IS NOT NULL
-           AND coalesce((SELECT t.sum FROM meter t WHERE t.digest = p_meters[i]), 0) + v_deltas[j] > p_limits[i] THEN
-            o_outcome := 'OverLimit';
-            o_full := i;
-            RETURN;
+        IF NOT p_remove AND v_deltas[j] > 0 AND p_limits[i] IS NOT NULL THEN
+            SELECT t.sum INTO d FROM meter t WHERE t.digest = p_meters[i];
+            IF coalesce(d, 0) + v_deltas[j] > p_limits[i] THEN
+                o_outcome := 'OverLimit';
+                o_full := i;
+                RETURN;
+            END IF;
         END IF;
     END LOOP;
 
