@@ -57,6 +57,9 @@ type Options struct {
 	// UnsafeNoFsync lets etcd answer before its data is on the disk. For tests,
 	// whose data nobody wants after a crash of the machine.
 	UnsafeNoFsync bool
+	// Namespace is where the administrator's kubectl looks unless told otherwise; ""
+	// for default. The kubeconfig of an existing cluster is not changed.
+	Namespace string
 	// Log is told what happens; nil for nobody.
 	Log io.Writer
 }
@@ -223,7 +226,7 @@ func (c *Cluster) start(ctx context.Context, found *assets.Assets, o Options) er
 	if err != nil {
 		return err
 	}
-	if err := c.writeKubeconfigs(s); err != nil {
+	if err := c.writeKubeconfigs(s, o.Namespace); err != nil {
 		return err
 	}
 	for _, p := range []struct {
@@ -282,7 +285,7 @@ func (c *Cluster) controllerManagerKubeconfig() string {
 	return filepath.Join(c.dir, "users", "kube-controller-manager.kubeconfig")
 }
 
-func (c *Cluster) writeKubeconfigs(s state) error {
+func (c *Cluster) writeKubeconfigs(s state, namespace string) error {
 	if err := os.MkdirAll(filepath.Join(c.dir, "users"), 0o700); err != nil {
 		return err
 	}
@@ -291,12 +294,15 @@ func (c *Cluster) writeKubeconfigs(s state) error {
 		return err
 	}
 	server := "https://127.0.0.1:" + strconv.Itoa(s.APIServerPort)
-	for name, path := range map[string]string{admin: c.Kubeconfig, manager: c.controllerManagerKubeconfig()} {
-		user, err := c.pki().certificateUser(name)
+	for _, k := range []struct{ user, path, namespace string }{
+		{admin, c.Kubeconfig, namespace},
+		{manager, c.controllerManagerKubeconfig(), ""},
+	} {
+		user, err := c.pki().certificateUser(k.user)
 		if err != nil {
 			return err
 		}
-		if err := writeKubeconfig(path, server, ca, user); err != nil {
+		if err := writeKubeconfig(k.path, server, k.namespace, ca, user); err != nil {
 			return err
 		}
 	}

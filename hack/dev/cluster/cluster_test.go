@@ -39,7 +39,7 @@ func eventually(t *testing.T, what string, done func() error) {
 // up starts a control plane that ends with the test.
 func up(t *testing.T, dir string) *Cluster {
 	t.Helper()
-	c, err := Up(t.Context(), Options{Dir: dir, UnsafeNoFsync: true, Log: t.Output()})
+	c, err := Up(t.Context(), Options{Dir: dir, Namespace: "support", UnsafeNoFsync: true, Log: t.Output()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,6 +69,12 @@ func TestControlPlane(t *testing.T) {
 	if _, err := client.CoreV1().ServiceAccounts("support").Create(ctx, account, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+
+	t.Run("kubectl looks in the namespace that was asked for", func(t *testing.T) {
+		if out, err := c.RunKubectl(ctx, "get", "serviceaccount", "agent", "-o", "name"); err != nil || out != "serviceaccount/agent\n" {
+			t.Errorf("got %q, %v", out, err)
+		}
+	})
 
 	t.Run("a token is known for its own audience only", func(t *testing.T) {
 		token, err := c.Token(ctx, "support", "agent", 24*time.Hour, "holdfast")

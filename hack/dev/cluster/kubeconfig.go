@@ -18,13 +18,13 @@ import (
 )
 
 // writeKubeconfig writes one context, with nothing but embedded data or the
-// files that user names.
-func writeKubeconfig(path, server string, ca []byte, user *clientcmdapi.AuthInfo) error {
+// files that user names. No namespace is kubectl's own, default.
+func writeKubeconfig(path, server, namespace string, ca []byte, user *clientcmdapi.AuthInfo) error {
 	const name = "holdfast-dev"
 	config := clientcmdapi.NewConfig()
 	config.Clusters[name] = &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: ca}
 	config.AuthInfos[name] = user
-	config.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name}
+	config.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name, Namespace: namespace}
 	config.CurrentContext = name
 	data, err := clientcmd.Write(*config)
 	if err != nil {
@@ -87,7 +87,7 @@ func (c *Cluster) ServiceAccountKubeconfig(ctx context.Context, namespace, name 
 		return "", err
 	}
 	path := base + ".kubeconfig"
-	return path, writeKubeconfig(path, config.Host, config.CAData, &clientcmdapi.AuthInfo{TokenFile: base + ".token"})
+	return path, writeKubeconfig(path, config.Host, "", config.CAData, &clientcmdapi.AuthInfo{TokenFile: base + ".token"})
 }
 
 // replaceFile writes a file as a whole: whoever reads it sees the old content or

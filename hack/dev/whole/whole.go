@@ -272,7 +272,9 @@ func (w *Whole) build(ctx context.Context) error {
 }
 
 func (w *Whole) startCluster(ctx context.Context) error {
-	c, err := cluster.Up(ctx, cluster.Options{Dir: w.o.Dir, UnsafeNoFsync: w.o.UnsafeNoFsync, Log: w.o.Log})
+	c, err := cluster.Up(ctx, cluster.Options{
+		Dir: w.o.Dir, Namespace: agentNamespace, UnsafeNoFsync: w.o.UnsafeNoFsync, Log: w.o.Log,
+	})
 	if err != nil {
 		return err
 	}
@@ -360,11 +362,23 @@ func (w *Whole) writeEnv(ctx context.Context) error {
 	} {
 		fmt.Fprintf(&b, "export %s=%s\n", kv[0], shellWord(kv[1]))
 	}
+	// The kubectl of an existing cluster is on the PATH already.
+	if filepath.IsAbs(w.Kubectl) {
+		b.WriteString(appendToPath(filepath.Dir(w.Kubectl)))
+	}
 	path := w.EnvFile()
 	if err := os.WriteFile(path+".partial", []byte(b.String()), 0o600); err != nil {
 		return err
 	}
 	return os.Rename(path+".partial", path)
+}
+
+// appendToPath is for a shell to have a directory on its PATH, once, behind what the
+// user has. It is no line of the form KEY=VALUE: a reader that knows only those would
+// take $PATH for its value.
+func appendToPath(dir string) string {
+	dir = shellWord(dir)
+	return `case ":$PATH:" in *:` + dir + `:*) ;; *) export PATH="$PATH":` + dir + " ;; esac\n"
 }
 
 // EnvFile is the file that has the environment for scripts.

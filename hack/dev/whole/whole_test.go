@@ -99,6 +99,16 @@ func TestTheEnvironmentReachesAShellUnchanged(t *testing.T) {
 			t.Errorf("%q becomes %q", value, out)
 		}
 	}
+	for _, dir := range []string{"/plain/v1.36.3-v3.6.16", "/with space/it's"} {
+		line := appendToPath(dir)
+		out, err := exec.CommandContext(t.Context(), "sh", "-c", "PATH=/bin\n"+line+line+`exec sh -c 'printf %s "$PATH"'`).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := "/bin:" + dir; string(out) != want {
+			t.Errorf("read twice, the PATH should be %s, it is %s", want, out)
+		}
+	}
 	if got := shellWord("http://127.0.0.1:18443"); strings.Contains(got, "'") {
 		t.Errorf("a plain value is quoted: %s", got)
 	}
