@@ -57,6 +57,8 @@ type call struct {
 	r *http.Request
 	route
 	caller access.Caller
+	// place is what the call takes of the gateway now; nil: nothing.
+	place *slots
 
 	// What the headers and the log line say of it.
 	verdict guard.Verdict
@@ -113,13 +115,6 @@ func (c *call) serve() *problem {
 		p.Reason = "suffix_not_declared"
 		return p
 	}
-	select {
-	case c.g.slots <- struct{}{}:
-		defer func() { <-c.g.slots }()
-	default:
-		return refusal(http.StatusServiceUnavailable, "busy", "Too many calls at once", actRetryLater,
-			"The gateway has too many calls in progress. Nothing was sent. Send the same request with the same intent ID again.").deny(time.Second)
-	}
 	query, err := url.ParseQuery(c.r.URL.RawQuery)
 	if err != nil {
 		return c.failure(&intent.InvalidError{Field: "query", Reason: "cannot be read: escape it again"}, tool)
@@ -128,9 +123,17 @@ func (c *call) serve() *problem {
 	if err != nil {
 		return c.failure(err, tool)
 	}
+	defer c.move(nil)
+	if ok, own := c.move(c.g.reading); !ok {
+		return busy(c.g.reading.each, own)
+	}
 	body, p := c.body()
 	if p != nil {
 		return p
+	}
+	// Whoever sends slowly takes no place from those who have sent.
+	if ok, own := c.move(c.g.working); !ok {
+		return busy(c.g.working.each, own)
 	}
 	t := target{method: c.r.Method, url: to, header: forwarded(c.r.Header, tool.Upstream.RequestHeaders), body: body, keep: tool.MaxBodyBytes}
 	if t.header.Get("User-Agent") == "" {
@@ -372,6 +375,10 @@ func (c *call) admit(engine *guard.Engine, wanted guard.Call, tool *policy.Tool)
 		if err != nil || !inFlight(a) || !tool.InFlight.Wait {
 			return a, err
 		}
+		// Who waits leaves the work to others. Too many of one caller do not wait.
+		if ok, _ := c.move(c.g.waiting); !ok {
+			return a, nil
+		}
 		for {
 			left := time.Until(until)
 			if left <= 0 {
@@ -396,7 +403,10 @@ func (c *call) admit(engine *guard.Engine, wanted guard.Call, tool *policy.Tool)
 			if err != nil {
 				return now, err
 			}
-			if !inFlight(now) {
+			if inFlight(now) {
+				continue
+			}
+			if ok, _ := c.move(c.g.working); ok {
 				break
 			}
 		}

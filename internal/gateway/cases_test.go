@@ -914,7 +914,7 @@ func TestDrain(t *testing.T) {
 		second <- r.do(ask{id: "k1", body: refundOf("9", "1")})
 	}()
 	<-started
-	eventually(t, "the second call waits", func() bool { return len(r.g.slots) == 2 })
+	eventually(t, "the second call waits", func() bool { return r.g.waiting.count() == 1 })
 	stopped := make(chan error, 1)
 	go func() { stopped <- r.stop() }()
 	// Who waits for another's answer is sent away at once.

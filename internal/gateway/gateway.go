@@ -88,7 +88,9 @@ type Options struct {
 	// whole, and MaxAnswerMemory what all such bodies may take together beyond what
 	// the records keep; 32 MiB and 256 MiB. Of a longer one the caller gets the start.
 	MaxAnswerBytes, MaxAnswerMemory int64
-	// MaxCalls is how many calls may be in progress; 256. MaxConnections: 4096.
+	// MaxCalls is how many calls may be in progress; 256. As many again may be sending
+	// their bodies, and waiting for another call of their intent. One caller may have a
+	// quarter of each. MaxConnections: 4096.
 	MaxCalls, MaxConnections int
 	// HeaderTimeout and BodyTimeout are for a caller to send, AnswerTimeout to take its
 	// answer; 10 s, 30 s and 60 s.
@@ -106,7 +108,9 @@ type Gateway struct {
 	// where one may connect to, another may not.
 	readOnly sync.Map // string: *http.Transport
 	cached   *cache.LRUExpireCache
-	slots    chan struct{}
+	// The places for calls that send their bodies, are worked on, and wait.
+	reading, working, waiting *slots
+
 	draining chan struct{}
 	drain    sync.Once
 	port     atomic.Uint32
@@ -161,7 +165,9 @@ func New(o Options) (*Gateway, error) {
 	g := &Gateway{
 		o:        o,
 		cached:   cache.NewLRUExpireCache(maxCached),
-		slots:    make(chan struct{}, o.MaxCalls),
+		reading:  newSlots(o.MaxCalls),
+		working:  newSlots(o.MaxCalls),
+		waiting:  newSlots(o.MaxCalls),
 		draining: make(chan struct{}),
 	}
 	g.o.Addresses.consent = o.Consent

@@ -710,6 +710,86 @@ func TestTooManyCallsAtOnce(t *testing.T) {
 	r.paid(1, 1)
 }
 
+// One caller can take its share of the gateway, and no more.
+func TestACallersShare(t *testing.T) {
+	r := setUp(t, func(o *Options) { o.MaxCalls = 8 })
+	answers := make(chan reply)
+	send := func(a ask) { go func() { answers <- r.do(a) }() }
+	send(ask{id: "k1", body: refundOf("1", "1"), fault: "hold"})
+	send(ask{id: "k2", body: refundOf("2", "1"), fault: "hold"})
+	eventually(t, "two payments are under way", func() bool { return len(r.p.Held()) == 2 })
+	p := r.pay(ask{id: "k3", body: refundOf("3", "1")}, 503, guard.Deny).problem(t)
+	if p.Reason != "busy" || p.RetryAfter != 1 || !strings.Contains(p.Detail, "2 calls in progress, which is its share") {
+		t.Errorf("problem %+v", p)
+	}
+	r.pay(ask{caller: "other", id: "k1", body: refundOf("4", "1")}, 201, guard.Allow)
+	r.p.Release(nil)
+	for range 2 {
+		if got := <-answers; got.status != 201 {
+			t.Errorf("got %+v", got)
+		}
+	}
+	eventually(t, "no place is taken", func() bool { return r.g.working.count()+r.g.reading.count()+r.g.waiting.count() == 0 })
+	r.paid(3, 3)
+}
+
+// Those who wait for another call of their intent take no place from calls that work.
+func TestWaitingTakesNoPlace(t *testing.T) {
+	r := setUp(t, func(o *Options) { o.MaxCalls = 8 })
+	answers := make(chan reply)
+	same := ask{id: "k1", body: refundOf("1", "1")}
+	go func() { answers <- r.do(ask{id: "k1", body: refundOf("1", "1"), fault: "hold"}) }()
+	eventually(t, "the payment is under way", func() bool { return len(r.p.Held()) == 1 })
+	for n := range 2 {
+		go func() { answers <- r.do(same) }()
+		eventually(t, "the same call waits", func() bool { return r.g.waiting.count() == n+1 && r.g.working.count() == 1 })
+	}
+	// One more than its share is not refused: it is told what there is to tell.
+	r.pay(same, 409, guard.InFlightNow)
+	r.pay(ask{id: "k2", body: refundOf("2", "1")}, 201, guard.Allow)
+	r.p.Release(nil)
+	for range 3 {
+		if got := <-answers; got.status != 201 {
+			t.Errorf("got %+v", got)
+		}
+	}
+	eventually(t, "no place is taken", func() bool { return r.g.working.count()+r.g.reading.count()+r.g.waiting.count() == 0 })
+	r.paid(2, 2)
+}
+
+// Who sends its body slowly takes no place from calls that work, and few from those that send.
+func TestASlowBodyTakesNoPlace(t *testing.T) {
+	r := setUp(t, func(o *Options) { o.MaxCalls = 4 })
+	body, more := io.Pipe()
+	req, err := http.NewRequest(http.MethodPost, r.url+"/v1/namespaces/"+namespace+"/tools/charge", body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer agent")
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Idempotency-Key", "k1")
+	slow := make(chan reply, 1)
+	go func() { slow <- send(http.DefaultClient, req) }()
+	eventually(t, "the body is awaited", func() bool { return r.g.reading.count() == 1 })
+	if n := r.g.working.count(); n != 0 {
+		t.Errorf("%d calls work, want none", n)
+	}
+	if p := r.pay(ask{id: "k2", body: refundOf("2", "1")}, 503, guard.Deny).problem(t); p.Reason != "busy" {
+		t.Errorf("problem %+v", p)
+	}
+	r.pay(ask{caller: "other", id: "k3", body: refundOf("3", "1")}, 201, guard.Allow)
+	if _, err := more.Write([]byte(refundOf("1", "1"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := more.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-slow; got.status != 201 {
+		t.Errorf("got %+v", got)
+	}
+	r.paid(2, 2)
+}
+
 func TestNewRefusesHalfASetting(t *testing.T) {
 	good := Options{Access: &people{}, Policies: func() Policies { return nil }, Engines: guard.NewEngines(), InsecureHTTP: true}
 	if _, err := New(good); err != nil {
