@@ -315,6 +315,7 @@ func TestLoading(t *testing.T) {
 	s.kill(t)
 	// Slow enough that it is seen while it loads; it answers now and then only.
 	s.args = append(s.args, "--key-load-delay", "300", "--loading-process-events-interval-bytes", "1024")
+	s.slow = true
 	s.start(t)
 	seen := false
 	s.eventually(t, "loaded", func() error {
