@@ -72,6 +72,11 @@ func (c *call) refuse(p *problem) {
 	if p.Intent == "" {
 		p.Intent = c.intent
 	}
+	if !c.whole && c.r.Body != http.NoBody {
+		// After the answer the server reads what is left of the body, so that the caller
+		// can read the answer: without a deadline for as long as it may take.
+		_ = http.NewResponseController(c.w).SetReadDeadline(time.Now().Add(restTimeout)) // not every ResponseWriter has one
+	}
 	c.headers()
 	c.deadline()
 	p.write(c.w)

@@ -32,6 +32,8 @@ const (
 	// While another call of the intent is in flight, its record is looked at again
 	// after the first of these, then less often up to the second.
 	waitFirst, waitMost = 25 * time.Millisecond, 250 * time.Millisecond
+	// restTimeout bounds how long the server waits for a body that nobody wants any more.
+	restTimeout = time.Second
 	// later is what a caller is told to wait when nothing better is known.
 	later = 2 * time.Second
 )
@@ -59,6 +61,8 @@ type call struct {
 	caller access.Caller
 	// place is what the call takes of the gateway now; nil: nothing.
 	place *slots
+	// whole: the body was read to its end.
+	whole bool
 
 	// What the headers and the log line say of it.
 	verdict guard.Verdict
@@ -87,7 +91,7 @@ func (c *call) serve() *problem {
 	rt, ok, err := parseRoute(c.r.URL.EscapedPath())
 	if !ok {
 		return refusal(http.StatusNotFound, "not-found", "There is nothing here", actFixRequest,
-			"A tool is called at /v1/namespaces/NAMESPACE/tools/TOOL, an intent is asked for at …/intents/ID.")
+			"A tool is called at /v1/namespaces/NAMESPACE/tools/TOOL, an intent is asked for at …/intents/ID.").hangUp()
 	}
 	c.route = rt
 	if p := c.enter(); p != nil {
@@ -156,9 +160,9 @@ func (c *call) enter() *problem {
 	case err == nil:
 		return nil
 	case errors.Is(err, access.ErrUnauthenticated):
-		return refusal(http.StatusUnauthorized, "unauthenticated", "It is not known who calls", actAuthenticate, "%s", sentence(err))
+		return refusal(http.StatusUnauthorized, "unauthenticated", "It is not known who calls", actAuthenticate, "%s", sentence(err)).hangUp()
 	case errors.Is(err, access.ErrForbidden):
-		return refusal(http.StatusForbidden, "forbidden", "The caller may not invoke this tool", actAskAccess, "%s", sentence(err))
+		return refusal(http.StatusForbidden, "forbidden", "The caller may not invoke this tool", actAskAccess, "%s", sentence(err)).hangUp()
 	default:
 		c.cause = err
 		if cause := access.Cause(err); cause != nil {
@@ -179,7 +183,7 @@ func (c *call) noPolicy(err error) *problem {
 	switch {
 	case errors.Is(err, policy.ErrNoTool):
 		return refusal(http.StatusNotFound, "no-such-tool", "There is no such tool", actFixRequest,
-			"There is no AgentTool %q in the namespace %q. Nothing was sent.", c.tool, c.namespace)
+			"There is no AgentTool %q in the namespace %q. Nothing was sent.", c.tool, c.namespace).hangUp()
 	case errors.As(err, &notServed) && notServed.Reason == policy.ReasonPending:
 		c.cause = err
 		return refusal(http.StatusServiceUnavailable, "policy-not-available", "The tool is not served", actRetryLater,
@@ -209,6 +213,7 @@ func (c *call) body() ([]byte, *problem) {
 		return nil, tooLarge()
 	}
 	if c.r.Body == http.NoBody {
+		c.whole = true
 		return nil, nil // a deadline now would look, in the middle of the call, as if the caller had gone
 	}
 	// The server itself takes the deadline back at the body's end.
@@ -236,6 +241,7 @@ func (c *call) body() ([]byte, *problem) {
 		p.close = true
 		return nil, p
 	}
+	c.whole = true
 	return body, nil
 }
 

@@ -95,6 +95,8 @@ type Options struct {
 	// HeaderTimeout and BodyTimeout are for a caller to send, AnswerTimeout to take its
 	// answer; 10 s, 30 s and 60 s.
 	HeaderTimeout, BodyTimeout, AnswerTimeout time.Duration
+	// IdleTimeout is how long a connection stays open between two calls; 30 s.
+	IdleTimeout time.Duration
 	// Drain is how long calls in progress may take to end at shutdown; 60 s. An attempt
 	// that takes longer is held as unknown.
 	Drain time.Duration
@@ -144,6 +146,7 @@ func New(o Options) (*Gateway, error) {
 	def(&o.HeaderTimeout, 10*time.Second)
 	def(&o.BodyTimeout, 30*time.Second)
 	def(&o.AnswerTimeout, 60*time.Second)
+	def(&o.IdleTimeout, 30*time.Second)
 	def(&o.Drain, 60*time.Second)
 	size := func(n *int64, v int64) {
 		if *n == 0 {
@@ -210,7 +213,7 @@ func (g *Gateway) Start(ctx context.Context) error {
 	server := &http.Server{
 		Handler:           g,
 		ReadHeaderTimeout: g.o.HeaderTimeout,
-		IdleTimeout:       2 * time.Minute,
+		IdleTimeout:       g.o.IdleTimeout,
 		MaxHeaderBytes:    maxHeader,
 		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: 100},
 		ErrorLog:          slog.NewLogLogger(logr.ToSlogHandler(g.o.Log.V(1)), slog.LevelInfo),

@@ -86,6 +86,13 @@ func (p *problem) deny(after time.Duration) *problem {
 	return p
 }
 
+// hangUp ends the connection after the answer: connections are few, and those who may
+// call nothing must not keep them.
+func (p *problem) hangUp() *problem {
+	p.close = true
+	return p
+}
+
 // seconds rounds up; no wait that was asked for becomes none.
 func seconds(d time.Duration) int {
 	if d <= 0 {

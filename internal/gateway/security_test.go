@@ -710,6 +710,92 @@ func TestTooManyCallsAtOnce(t *testing.T) {
 	r.paid(1, 1)
 }
 
+// Those who may call nothing keep no connection, and nobody keeps one for nothing.
+func TestConnectionsAreNotKept(t *testing.T) {
+	r := setUp(t, func(o *Options) { o.IdleTimeout = time.Hour })
+	r.people.forbidden["system:serviceaccount:support:mallory"] = true
+	over := func(path, token string) *http.Response {
+		t.Helper()
+		c, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		auth := ""
+		if token != "" {
+			auth = "Authorization: Bearer " + token + "\r\n"
+		}
+		// The body that is announced never comes.
+		if _, err := fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: gateway\r\n%sContent-Length: 2\r\n\r\n", path, auth); err != nil {
+			t.Fatal(err)
+		}
+		in := bufio.NewReader(c)
+		answer, err := http.ReadResponse(in, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(io.Discard, answer.Body); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := in.ReadByte(); !errors.Is(err, io.EOF) {
+			t.Errorf("%s as %q: after the answer %d the connection should end, got %v", path, token, answer.StatusCode, err)
+		}
+		return answer
+	}
+	tools := "/v1/namespaces/" + namespace + "/tools/"
+	for _, tc := range []struct {
+		path, token string
+		status      int
+	}{
+		{"/", "", 404},
+		{tools + "charge", "", 401},
+		{tools + "charge", "mallory", 403},
+		{tools + "nonexistent", "agent", 404},
+	} {
+		if got := over(tc.path, tc.token); got.StatusCode != tc.status || !got.Close {
+			t.Errorf("%s as %q: status %d, Connection: close is %t; want %d and true", tc.path, tc.token, got.StatusCode, got.Close, tc.status)
+		}
+	}
+	r.paid(0, 0)
+}
+
+func TestIdleConnectionsEnd(t *testing.T) {
+	r := setUp(t, func(o *Options) { o.IdleTimeout = 100 * time.Millisecond })
+	c, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	body := refundOf("1", "1")
+	if _, err := fmt.Fprintf(c, "POST /v1/namespaces/%s/tools/charge HTTP/1.1\r\nHost: gateway\r\nAuthorization: Bearer agent\r\nIdempotency-Key: k1\r\n"+
+		"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", namespace, len(body), body); err != nil {
+		t.Fatal(err)
+	}
+	in := bufio.NewReader(c)
+	answer, err := http.ReadResponse(in, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, answer.Body); err != nil {
+		t.Fatal(err)
+	}
+	if answer.StatusCode != 201 || answer.Close {
+		t.Errorf("status %d, Connection: close is %t; want 201 and false", answer.StatusCode, answer.Close)
+	}
+	if _, err := in.ReadByte(); !errors.Is(err, io.EOF) {
+		t.Errorf("an idle connection should end, got %v", err)
+	}
+	if g, err := New(Options{Access: r.people, Policies: func() Policies { return nil }, Engines: r.engines, InsecureHTTP: true}); err != nil || g.o.IdleTimeout > 30*time.Second {
+		t.Errorf("idle connections may stay for %s (%v)", g.o.IdleTimeout, err)
+	}
+}
+
 // One caller can take its share of the gateway, and no more.
 func TestACallersShare(t *testing.T) {
 	r := setUp(t, func(o *Options) { o.MaxCalls = 8 })
