@@ -334,23 +334,23 @@ func TestLoading(t *testing.T) {
 func TestClients(t *testing.T) {
 	s := newServer(t)
 	s.do(t, "CONFIG", "SET", "maxclients", "3")
-	for range 3 {
+	full := false
+	for range 4 {
 		c, err := net.Dial("unix", s.socket())
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = c.Close() })
-		if _, err := io.WriteString(c, "PING\r\n"); err != nil {
-			t.Fatal(err)
-		}
+		// One too many is told so, or hung up on before it has asked.
 		b := make([]byte, 64)
-		n, err := c.Read(b)
-		if err != nil {
-			t.Fatal(err)
+		n := 0
+		if _, err = io.WriteString(c, "PING\r\n"); err == nil {
+			n, err = c.Read(b)
 		}
-		if strings.Contains(string(b[:n]), "max number") {
-			break
-		}
+		full = full || err != nil || strings.Contains(string(b[:n]), "max number")
+	}
+	if !full {
+		t.Fatal("the server takes a fourth client")
 	}
 	refuses(t, s.open(t), "maxclients")
 }
@@ -635,7 +635,7 @@ func TestAnswers(t *testing.T) {
 // cutter passes what comes on to the server, and cuts instead of answering when told to.
 type cutter struct {
 	net.Listener
-	target string
+	target atomic.Pointer[string]
 	cut    atomic.Bool
 	lost   atomic.Int64
 }
@@ -646,7 +646,8 @@ func newCutter(t *testing.T, s *server) *cutter {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &cutter{Listener: l, target: s.socket()}
+	c := &cutter{Listener: l}
+	c.leadTo(s)
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {
@@ -654,7 +655,7 @@ func newCutter(t *testing.T, s *server) *cutter {
 			if err != nil {
 				return
 			}
-			out, err := net.Dial("unix", c.target)
+			out, err := net.Dial("unix", *c.target.Load())
 			if err != nil {
 				_ = in.Close()
 				continue
@@ -681,6 +682,40 @@ func newCutter(t *testing.T, s *server) *cutter {
 		}
 	}()
 	return c
+}
+
+func (c *cutter) leadTo(s *server) {
+	socket := s.socket()
+	c.target.Store(&socket)
+}
+
+// TestPrimarySwitched: connections stay with the old primary, which is a replica
+// now, until the store gives them up.
+func TestPrimarySwitched(t *testing.T) {
+	old, next := newServer(t), newServer(t)
+	c := newCutter(t, old)
+	st := old.used(t, func(o *redis.Options) { o.Addresses = []string{"unix:" + c.Addr().String()} })
+	port := freePort(t)
+	old.do(t, "CONFIG", "SET", "port", port)
+	next.do(t, "REPLICAOF", "127.0.0.1", port)
+	direct := next.client(t)
+	next.eventually(t, "replicated", func() error {
+		n, err := direct.Do(background, direct.B().Arbitrary("EXISTS", "{test}meta").Build()).AsInt64()
+		if err == nil && n == 0 {
+			err = errors.New("nothing there")
+		}
+		return err
+	})
+	next.do(t, "REPLICAOF", "NO", "ONE")
+	port = freePort(t)
+	next.do(t, "CONFIG", "SET", "port", port)
+	old.do(t, "REPLICAOF", "127.0.0.1", port)
+	refuses(t, st, "is a replica", "Update")
+	c.leadTo(next)
+	next.works(t, st)
+	if r, _, err := next.open(t).Get(background, "new"); err != nil || r == nil {
+		t.Errorf("at the new primary there is %+v, %v", r, err)
+	}
 }
 
 func TestLostReply(t *testing.T) {

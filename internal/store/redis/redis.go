@@ -150,7 +150,8 @@ func (s *Store) connect() (valkey.Client, error) {
 }
 
 // link is a client that is made when it is first asked for. The client mends its
-// own connection; one that could never connect is made anew.
+// own connection; one that could not connect at first, or that leads to a replica,
+// is made anew.
 type link struct {
 	open func() (valkey.Client, error)
 
@@ -206,6 +207,17 @@ func (l *link) connect(a *attempt) {
 	close(a.done)
 }
 
+// drop gives up a client whose connection leads to the wrong server: the address
+// may lead to the right one by now, but a connection stays where it is.
+func (l *link) drop(client valkey.Client) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.client == client {
+		l.client = nil
+		go client.Close()
+	}
+}
+
 func (l *link) close() {
 	l.mu.Lock()
 	client := l.client
@@ -252,6 +264,9 @@ func (s *Store) ask(ctx context.Context, doing string, fn func(context.Context, 
 		client, err := l.get(bounded)
 		if err == nil {
 			err = fn(bounded, client)
+			if answer, ok := valkey.IsValkeyErr(err); ok && strings.HasPrefix(answer.Error(), "READONLY") {
+				l.drop(client)
+			}
 		}
 		done <- err
 	}()

@@ -84,10 +84,10 @@ func (s *server) start(t testing.TB) {
 	}()
 	s.eventually(t, "the server answers", func() error {
 		answer, err := s.plain("PING")
-		if err == nil && !strings.HasPrefix(answer, "+PONG") && !(s.slow && strings.HasPrefix(answer, "-LOADING")) {
-			err = errors.New(answer)
+		if err != nil || strings.HasPrefix(answer, "+PONG") || s.slow && strings.HasPrefix(answer, "-LOADING") {
+			return err
 		}
-		return err
+		return errors.New(answer)
 	})
 }
 
