@@ -692,9 +692,11 @@ func (c *cutter) leadTo(s *server) {
 // TestPrimarySwitched: connections stay with the old primary, which is a replica
 // now, until the store gives them up.
 func TestPrimarySwitched(t *testing.T) {
-	old, next := newServer(t), newServer(t)
+	old, next := newServer(t, "--repl-diskless-sync-delay", "0"), newServer(t)
 	c := newCutter(t, old)
-	st := old.used(t, func(o *redis.Options) { o.Addresses = []string{"unix:" + c.Addr().String()} })
+	st := old.used(t, func(o *redis.Options) {
+		o.Addresses, o.Connections = []string{"unix:" + c.Addr().String()}, 1
+	})
 	port := freePort(t)
 	old.do(t, "CONFIG", "SET", "port", port)
 	next.do(t, "REPLICAOF", "127.0.0.1", port)
