@@ -85,7 +85,7 @@ func TestTheStartWaits(t *testing.T) {
 			}
 			for _, part := range parts {
 				if !strings.Contains(err.Error(), part) {
-					return fmt.Errorf("%q should name %q", err, part)
+					return fmt.Errorf("%w should name %q", err, part)
 				}
 			}
 			return nil
@@ -96,7 +96,7 @@ func TestTheStartWaits(t *testing.T) {
 	looked.Store(true)
 	eventually(t, func() error {
 		if err := o.Programmed(); err == nil || strings.Contains(err.Error(), "tool1") {
-			return fmt.Errorf("it should wait for one alone, got %v", err)
+			return fmt.Errorf("it should wait for one alone, got %w", err)
 		}
 		return nil
 	})

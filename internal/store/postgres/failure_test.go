@@ -92,7 +92,7 @@ func TestReadOnly(t *testing.T) {
 	eventually(t, "the store notices", func() error {
 		_, err := s.Update(context.Background(), store.Write{Epoch: identity.Epoch, Key: "k", Nonce: "n", Record: &store.Record{}})
 		if !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "DSN at the primary") {
-			return fmt.Errorf("Update: %v", err)
+			return fmt.Errorf("Update: %w", err)
 		}
 		return nil
 	})
@@ -145,7 +145,7 @@ func TestPasswordChanged(t *testing.T) {
 	eventually(t, "new sessions are refused", func() error {
 		_, _, err := s.Get(context.Background(), "k")
 		if !errors.Is(err, store.ErrUnavailable) {
-			return fmt.Errorf("Get: %v", err)
+			return fmt.Errorf("Get: %w", err)
 		}
 		return nil
 	})
