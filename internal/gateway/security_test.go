@@ -755,7 +755,9 @@ func TestConnectionsAreNotKept(t *testing.T) {
 		{tools + "charge", "mallory", 403},
 		{tools + "nonexistent", "agent", 404},
 	} {
-		if got := over(tc.path, tc.token); got.StatusCode != tc.status || !got.Close {
+		got := over(tc.path, tc.token)
+		_ = got.Body.Close()
+		if got.StatusCode != tc.status || !got.Close {
 			t.Errorf("%s as %q: status %d, Connection: close is %t; want %d and true", tc.path, tc.token, got.StatusCode, got.Close, tc.status)
 		}
 	}
@@ -782,6 +784,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer func() { _ = answer.Body.Close() }()
 	if _, err := io.Copy(io.Discard, answer.Body); err != nil {
 		t.Fatal(err)
 	}

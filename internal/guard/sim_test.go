@@ -152,6 +152,7 @@ type world struct {
 	seq      uint64
 	changed  map[string]uint64            // when a record last changed
 	at       map[string]time.Duration     // the same by the clock
+	seen     map[string]map[string]bool   // what was on record of its payment
 	known    map[string]bool              // that it was paid, or accepted, is on the record
 	knew     map[string]map[string]bool   // at its last step into flight
 	reserved map[string]time.Duration     //
@@ -500,9 +501,7 @@ func (w *world) judgeUpdate(u store.Write, refused uint64) {
 	if !u.KeepMarks {
 		w.changed[u.Key], w.at[u.Key] = w.seq, w.t
 	}
-	for _, a := range b.Attempts {
-		w.known[u.Key] = w.known[u.Key] || a.Outcome == AttemptSucceeded || a.Accepted
-	}
+	w.learns(u.Key, &b, h.State == Failed && was == Held)
 	if h.State == Tombstone || h.State == Held && b.Current.has(KeyExpired) {
 		w.byKey[u.Key].acked = "" // the answer is gone; that it was paid is not
 	}
@@ -534,6 +533,28 @@ func (w *world) judgeUpdate(u store.Write, refused uint64) {
 		if was == Held {
 			w.covers[u.Key] = max(w.covers[u.Key], f[h.Hold])
 		}
+	}
+}
+
+// learns notes what is on record of a payment. A person who marks it as failed has
+// seen what was there by then; only what comes after contradicts that.
+func (w *world) learns(key string, b *body, denied bool) {
+	seen := w.seen[key]
+	if seen == nil {
+		seen = map[string]bool{}
+		w.seen[key] = seen
+	}
+	for _, a := range b.Attempts {
+		if a.Outcome != AttemptSucceeded && !a.Accepted {
+			continue
+		}
+		if news := fmt.Sprint(a.Number, a.Outcome, a.Accepted); !seen[news] {
+			seen[news] = true
+			w.known[key] = true
+		}
+	}
+	if denied {
+		w.known[key] = false
 	}
 }
 
@@ -934,7 +955,7 @@ func newWorld(seed uint64, rule worldRule, m mutation, dir string, tracing bool)
 		seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), rule: rule, mutation: m, dir: dir, tracing: tracing,
 		byKey: map[string]*simIntent{}, changed: map[string]uint64{}, state: map[string]State{},
 		frozen: map[string]map[int]uint64{}, covers: map[string]uint64{}, rseq: map[string]map[int][2]uint64{},
-		made: map[string]bool{}, at: map[string]time.Duration{}, reserved: map[string]time.Duration{}, knew: map[string]map[string]bool{}, known: map[string]bool{}, denied: map[string]bool{},
+		made: map[string]bool{}, at: map[string]time.Duration{}, reserved: map[string]time.Duration{}, knew: map[string]map[string]bool{}, known: map[string]bool{}, seen: map[string]map[string]bool{}, denied: map[string]bool{},
 	}
 	st, err := bolt.Open(w.path(), bolt.Options{NoSync: true, Clock: w.storeNow})
 	if err != nil {
