@@ -32,7 +32,7 @@ const factsQuery = `SELECT pg_is_in_recovery(), current_setting('fsync'), curren
 // see what the server does not know: a disk that forgets, or a standby that is
 // preferred by its operator but not required.
 func (s *Store) Durability(ctx context.Context) ([]string, error) {
-	f, err := call(ctx, s, "judge durability", aRead, func(ctx context.Context, c *pgx.Conn) (facts, error) {
+	f, err := call(ctx, s, "judge durability", writeID{}, func(ctx context.Context, c *pgx.Conn) (facts, error) {
 		return s.facts(ctx, c)
 	})
 	if errors.Is(err, errReadOnly) {

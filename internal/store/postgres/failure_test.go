@@ -11,6 +11,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -254,7 +255,11 @@ type proxy struct {
 	server string
 	// swallow forwards nothing more, in the directions that it names, and closes nothing.
 	swallowUp, swallowDown bool
-	conns                  []net.Conn
+	// held is what goes to the server only once it is closed.
+	held chan struct{}
+	// waiting counts what was held, given what was let go of it.
+	waiting, given atomic.Int64
+	conns, clients []net.Conn
 }
 
 func newProxy(t testing.TB, s *server) *proxy {
@@ -280,7 +285,7 @@ func newProxy(t testing.TB, s *server) *proxy {
 				continue
 			}
 			p.mu.Lock()
-			p.conns = append(p.conns, client, server)
+			p.conns, p.clients = append(p.conns, client, server), append(p.clients, client)
 			p.mu.Unlock()
 			go p.pump(server, client, &p.swallowUp)
 			go p.pump(client, server, &p.swallowDown)
@@ -294,8 +299,18 @@ func (p *proxy) pump(to io.WriteCloser, from io.Reader, swallow *bool) {
 	for {
 		n, err := from.Read(buffer)
 		p.mu.Lock()
-		drop := *swallow
+		drop, held := *swallow, p.held
 		p.mu.Unlock()
+		if held != nil && swallow == &p.swallowUp && n > 0 {
+			p.waiting.Add(1)
+			<-held
+			_, err := to.Write(buffer[:n])
+			p.given.Add(1)
+			if err != nil {
+				return
+			}
+			continue
+		}
 		if drop {
 			continue
 		}
@@ -389,6 +404,102 @@ func TestReplyLost(t *testing.T) {
 		})
 		if result.Outcome != store.Written || result.Version != version {
 			t.Errorf("%+v; there is version %d", result, version)
+		}
+	}
+}
+
+// hold keeps what is sent to the server from now on, until it is let go.
+func (p *proxy) hold() (letGo func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	held := make(chan struct{})
+	p.held = held
+	return func() { close(held) }
+}
+
+// forget lets what is sent on new connections pass.
+func (p *proxy) forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.held = nil
+}
+
+// cutClients leaves the server's side standing, with what is held for it.
+func (p *proxy) cutClients() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.clients {
+		_ = c.Close()
+	}
+	p.clients = nil
+}
+
+// A repeated write is not answered while an earlier copy of it may still begin.
+func TestLateCopies(t *testing.T) {
+	server, schema := sharedServer(t), newSchema()
+	p := newProxy(t, server)
+	options := postgres.Options{DSN: p.dsn(server), Schema: schema, MaxConns: 4}
+	s := open(t, options)
+	initialise(t, s)
+	direct := open(t, postgres.Options{DSN: server.dsn("postgres"), Schema: schema})
+	leaves := func(s store.Store, r store.Reserve) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+		defer cancel()
+		if result, err := s.Reserve(ctx, r); !errors.Is(err, store.ErrUnavailable) {
+			t.Fatalf("%+v, %v", result, err)
+		}
+	}
+
+	// The caller leaves; the copy is on its way, on a connection that stands.
+	await(t, inBackground(s, reserve("before")), store.Written)
+	letGo := p.hold()
+	first := reserve("first", "customer/c1")
+	leaves(s, first)
+	p.forget()
+	leaves(s, first)
+	leaves(open(t, options), first)
+	if record, _, err := direct.Get(context.Background(), "first"); err != nil || record != nil {
+		t.Fatalf("a later copy was sent before the earlier one had ended: %+v, %v", record, err)
+	}
+	letGo()
+	await(t, inBackground(s, first), store.Written)
+
+	// The connection is lost, the server's side of it stands.
+	await(t, inBackground(s, reserve("before too")), store.Written)
+	letGo = p.hold()
+	second := reserve("second", "customer/c2")
+	done := inBackground(s, second)
+	eventually(t, "the write is on its way", func() error {
+		if p.waiting.Load() == 0 {
+			return errors.New("nothing is held")
+		}
+		return nil
+	})
+	p.forget()
+	p.cutClients()
+	if a := <-done; !errors.Is(a.err, store.ErrUnavailable) {
+		t.Fatalf("%+v, %v", a.result, a.err)
+	}
+	result := await(t, inBackground(s, second), store.Written)
+	gone := store.Write{Epoch: identity.Epoch, Key: "second", Nonce: "gone", Expected: result.Version}
+	if result, err := s.Update(context.Background(), gone); err != nil || result.Outcome != store.Written {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	letGo()
+	eventually(t, "what was held is given", func() error {
+		if p.given.Load() < p.waiting.Load() {
+			return errors.New("not all of it")
+		}
+		return nil
+	})
+	// Were its session alive, it would begin at once.
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for range 100 {
+		<-tick.C
+		if record, _, err := direct.Get(context.Background(), "second"); err != nil || record != nil {
+			t.Fatalf("the copy that came late was taken: %+v, %v", record, err)
 		}
 	}
 }

@@ -61,7 +61,7 @@ func (s *Store) prepare(ctx context.Context) error {
 // format is that of the schema as it is; 0: nothing is there.
 func (s *Store) format(ctx context.Context) (int64, error) {
 	for try := 1; ; try++ {
-		version, sent, err := once(ctx, s, func(ctx context.Context, c *pgx.Conn) (int64, error) {
+		version, sent, err := once(ctx, s, writeID{}, func(ctx context.Context, c *pgx.Conn) (int64, error) {
 			var version int64
 			err := c.QueryRow(ctx, "SELECT coalesce(max(version_id), 0) FROM goose_db_version WHERE is_applied").Scan(&version)
 			return version, err

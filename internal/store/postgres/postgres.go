@@ -74,6 +74,8 @@ type Store struct {
 	config *pgx.ConnConfig
 	pool   *pgxpool.Pool
 	seed   int64
+	// place names the database and schema, for this process.
+	place  string
 	closed atomic.Bool
 	close  sync.Once
 
@@ -114,6 +116,7 @@ func Open(opts Options) (*Store, error) {
 	config.OnNotice = noteUnreplicated
 	config.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler { return hangUp{c.Conn()} }
 	s.config = config
+	s.place = fmt.Sprint(config.Host, " ", config.Port, " ", config.Database, " ", opts.Schema)
 
 	pool, err := pgxpool.ParseConfig("host=unused user=unused sslmode=disable")
 	if err != nil {
@@ -171,7 +174,11 @@ func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseco
 type hangUp struct{ conn net.Conn }
 
 func (h hangUp) HandleCancel(context.Context) {
-	// Even with a network that swallows everything, closing does not wait.
+	// Even with a network that swallows everything, closing does not wait; and what
+	// was not sent yet is not sent later.
+	if tcp, ok := h.conn.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
+	}
 	_ = h.conn.SetDeadline(time.Unix(1, 0))
 	_ = h.conn.Close()
 }
@@ -216,12 +223,14 @@ func noteUnreplicated(c *pgconn.PgConn, n *pgconn.Notice) {
 // afterConnect looks at what it is connected to.
 func (s *Store) afterConnect(ctx context.Context, c *pgx.Conn) error {
 	var version int
+	own := session{pid: c.PgConn().PID()}
 	var timeout, isolation, commit, system string
 	err := c.QueryRow(ctx, `SELECT current_setting('server_version_num')::int,
 		extract(epoch FROM current_setting('statement_timeout')::interval)::numeric * 1000,
 		current_setting('default_transaction_isolation'), current_setting('synchronous_commit'),
-		(SELECT set_config('holdfast.system', system_identifier::text, false) FROM pg_control_system())`,
-	).Scan(&version, &timeout, &isolation, &commit, &system)
+		(SELECT set_config('holdfast.system', system_identifier::text, false) FROM pg_control_system()),
+		(SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid())`,
+	).Scan(&version, &timeout, &isolation, &commit, &system, &own.started)
 	if err != nil {
 		return fmt.Errorf("look at the server: %w", err)
 	}
@@ -230,6 +239,7 @@ func (s *Store) afterConnect(ctx context.Context, c *pgx.Conn) error {
 	}
 	// What it warned of so far was of the connection.
 	delete(c.PgConn().CustomData(), unreplicated)
+	c.PgConn().CustomData()[sessionData] = own
 	wait, err := strconv.ParseFloat(timeout, 64)
 	if err != nil || int64(wait) != s.opts.Timeout.Milliseconds() || isolation != "read committed" || commit != "on" {
 		return errors.New("the session does not have the settings that it was started with: connect to the server itself, or to a pooler in session mode")
@@ -252,28 +262,23 @@ var (
 	errUnreplicated = errors.New("the wait for a standby was cut short by an administrator: the write may be lost if the server is")
 )
 
-// kind says what may be done about a call whose outcome is unknown.
-type kind int
-
-const (
-	// aWrite is its writer's to find out.
-	aWrite kind = iota
-	// aRead can be made again.
-	aRead
-)
-
 // call makes one call of the database, on a connection of its own. What do returns
-// must not be shared with its caller, who may have left before it ends.
-func call[T any](ctx context.Context, s *Store, doing string, k kind, do func(context.Context, *pgx.Conn) (T, error)) (T, error) {
+// must not be shared with its caller, who may have left before it ends. With an id it
+// is a write, whose unknown outcome is its writer's to find out; without one it can
+// be made again.
+func call[T any](ctx context.Context, s *Store, doing string, id writeID, do func(context.Context, *pgx.Conn) (T, error)) (T, error) {
 	var none T
 	for try := 1; ; try++ {
 		if err := s.usable(ctx); err != nil {
 			return none, unavailable(doing, err)
 		}
+		if err := awaitEarlier(ctx, id); err != nil {
+			return none, unavailable(doing+": an earlier copy of this write is under way", err)
+		}
 		if err := s.prepare(ctx); err != nil {
 			return none, unavailable(doing+": prepare the schema", err)
 		}
-		value, sent, err := once(ctx, s, do)
+		value, sent, err := once(ctx, s, id, do)
 		if err == nil {
 			return value, nil
 		}
@@ -287,7 +292,7 @@ func call[T any](ctx context.Context, s *Store, doing string, k kind, do func(co
 		if f.connectionBad {
 			s.pool.Reset()
 		}
-		again := f.nothingDone || (!sent && f.connectionBad) || (k == aRead && f.connectionBad)
+		again := f.nothingDone || (f.connectionBad && (!sent || id == writeID{}))
 		if !again || !f.worthRepeating || try == maxTries {
 			return none, unavailable(doing, err)
 		}
@@ -296,7 +301,7 @@ func call[T any](ctx context.Context, s *Store, doing string, k kind, do func(co
 
 // once waits for a connection no longer than the caller does, and for an answer no
 // longer either; but the call then goes on.
-func once[T any](ctx context.Context, s *Store, do func(context.Context, *pgx.Conn) (T, error)) (value T, sent bool, err error) {
+func once[T any](ctx context.Context, s *Store, id writeID, do func(context.Context, *pgx.Conn) (T, error)) (value T, sent bool, err error) {
 	var none T
 	waitCtx, cancel := context.WithTimeout(ctx, s.opts.Timeout)
 	conn, err := s.pool.Acquire(waitCtx)
@@ -311,12 +316,16 @@ func once[T any](ctx context.Context, s *Store, do func(context.Context, *pgx.Co
 		value T
 		err   error
 	}
-	done := make(chan answer, 1)
+	done, ended := make(chan answer, 1), make(chan struct{})
 	go func() {
+		defer close(ended)
 		callCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.opts.Timeout+grace)
 		defer cancel()
 		defer conn.Release()
 		value, err := do(callCtx, conn.Conn())
+		if id != (writeID{}) {
+			s.fence(conn.Conn(), err)
+		}
 		if pg := conn.Conn().PgConn(); pg.CustomData()[unreplicated] != nil {
 			err = errors.Join(fmt.Errorf("%w: the server warns: %v", errUnreplicated, pg.CustomData()[unreplicated]), err)
 			_ = pg.Close(callCtx)
@@ -327,6 +336,9 @@ func once[T any](ctx context.Context, s *Store, do func(context.Context, *pgx.Co
 	case a := <-done:
 		return a.value, !pgconn.SafeToRetry(a.err), a.err
 	case <-ctx.Done():
+		if id != (writeID{}) {
+			leave(id, ended)
+		}
 		return none, true, ctx.Err()
 	}
 }

@@ -52,7 +52,7 @@ func identity(row pgx.Row) (store.Identity, error) {
 
 // Identity returns who the store is; zero if it was never used.
 func (s *Store) Identity(ctx context.Context) (store.Identity, error) {
-	return call(ctx, s, "read the identity", aRead, func(ctx context.Context, c *pgx.Conn) (store.Identity, error) {
+	return call(ctx, s, "read the identity", writeID{}, func(ctx context.Context, c *pgx.Conn) (store.Identity, error) {
 		return identity(c.QueryRow(ctx, "SELECT * FROM identity()"))
 	})
 }
@@ -66,7 +66,7 @@ func (s *Store) Get(ctx context.Context, key string) (*store.Record, time.Time, 
 		record *store.Record
 		now    time.Time
 	}
-	f, err := call(ctx, s, "Get", aRead, func(ctx context.Context, c *pgx.Conn) (found, error) {
+	f, err := call(ctx, s, "Get", writeID{}, func(ctx context.Context, c *pgx.Conn) (found, error) {
 		var now int64
 		var r recordRow
 		err := c.QueryRow(ctx, "SELECT * FROM get($1, $2)", digestOf(key), []byte(key)).Scan(
@@ -105,7 +105,7 @@ func (s *Store) List(ctx context.Context, l store.List) (store.Page, error) {
 	} else if after == nil {
 		args[0] = []byte{}
 	}
-	return call(ctx, s, "List", aRead, func(ctx context.Context, c *pgx.Conn) (store.Page, error) {
+	return call(ctx, s, "List", writeID{}, func(ctx context.Context, c *pgx.Conn) (store.Page, error) {
 		return page(ctx, c, l, query, args)
 	})
 }
@@ -168,7 +168,7 @@ func (s *Store) Meter(ctx context.Context, meter string) (string, error) {
 	if err := store.ValidateName(meter); err != nil {
 		return "", err
 	}
-	return call(ctx, s, "read a meter", aRead, func(ctx context.Context, c *pgx.Conn) (string, error) {
+	return call(ctx, s, "read a meter", writeID{}, func(ctx context.Context, c *pgx.Conn) (string, error) {
 		var sum string
 		err := c.QueryRow(ctx, "SELECT meter_sum($1)::text", digestOf(meter)).Scan(&sum)
 		return sum, err

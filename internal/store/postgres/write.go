@@ -64,7 +64,7 @@ func (s *Store) Initialise(ctx context.Context, id store.Identity) (store.Identi
 		return store.Identity{}, err
 	}
 	// It can be repeated: whoever comes second is told what is there.
-	return call(ctx, s, "initialise", aRead, func(ctx context.Context, c *pgx.Conn) (store.Identity, error) {
+	return call(ctx, s, "initialise", writeID{}, func(ctx context.Context, c *pgx.Conn) (store.Identity, error) {
 		return identity(c.QueryRow(ctx, "SELECT * FROM initialise($1, $2)", []byte(id.Epoch), []byte(id.KeyDomain)))
 	})
 }
@@ -100,7 +100,7 @@ func (s *Store) write(ctx context.Context, doing string, r store.Reserve, locksS
 		return store.Result{}, err
 	}
 	key, epoch, meters, probes := r.Key, r.Epoch, meterNames(r.Meters), len(r.Probes)
-	return call(ctx, s, doing, aWrite, func(ctx context.Context, c *pgx.Conn) (store.Result, error) {
+	return call(ctx, s, doing, writeID{s.place, r.Key, r.Nonce}, func(ctx context.Context, c *pgx.Conn) (store.Result, error) {
 		var a writeAnswer
 		if err := c.QueryRow(ctx, writeCall, args...).Scan(a.columns()...); err != nil {
 			return store.Result{}, err
