@@ -183,3 +183,17 @@ func TestWhatIsReadInAnotherWayCannotBeCompared(t *testing.T) { // R25
 		})
 	}
 }
+
+func TestAnAcceptedPaymentThatAPersonMarkedAsFailedCanBeReleasedOnceItsIDExpired(t *testing.T) {
+	s := tell(t)
+	c := s.call("intent-1", "order/9")
+	s.settle(s.send(c), accepted())
+	s.pass(storyWait)
+	s.sweep()
+	s.take(c, MarkFailed)
+	s.pass(storyTTL)
+	s.sweep()
+	s.wantHeld(s.admit(c), KeyExpired)
+	s.take(c, Release)
+	s.send(c)
+}

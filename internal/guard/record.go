@@ -288,10 +288,11 @@ func (r *record) mayHaveMoved() bool {
 	return false
 }
 
-// accepted: an attempt was accepted but is not final, so its absence in a ledger proves nothing.
+// accepted: an attempt was accepted but is not final, so its absence in a ledger proves
+// nothing; unless a person has since said that it moved nothing.
 func (r *record) accepted() bool {
 	for i := range r.Attempts {
-		if r.Attempts[i].Accepted && r.Attempts[i].unknown() {
+		if a := &r.Attempts[i]; a.Accepted && a.unknown() && !a.Denied {
 			return true
 		}
 	}
