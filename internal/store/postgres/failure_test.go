@@ -471,7 +471,7 @@ func TestLateCopies(t *testing.T) {
 	second := reserve("second", "customer/c2")
 	done := inBackground(s, second)
 	eventually(t, "the write is on its way", func() error {
-		if p.waiting.Load() == 0 {
+		if p.waiting.Load() == p.given.Load() {
 			return errors.New("nothing is held")
 		}
 		return nil
