@@ -85,9 +85,9 @@ type process struct {
 type message struct {
 	in       *simIntent
 	attempt  int
-	rseq     uint64 // the judge's sequence of its Reserve
-	covers   uint64 // releases of its intent had been shown everything up to here
-	reserved time.Duration
+	rseq     uint64          // the judge's sequence of its Reserve
+	covers   uint64          // releases of its intent had been shown everything up to here
+	aged     map[string]bool // which others were settled longer ago than the window when it set out
 	knew     map[string]bool // of which others it was on record that they were paid
 	deadline time.Duration
 	final    time.Duration
@@ -149,19 +149,19 @@ type world struct {
 	current *actor
 
 	// What the judge knows of the order of things.
-	seq      uint64
-	changed  map[string]uint64            // when a record last changed
-	at       map[string]time.Duration     // the same by the clock
-	seen     map[string]map[string]bool   // what was on record of its payment
-	known    map[string]bool              // that it was paid, or accepted, is on the record
-	knew     map[string]map[string]bool   // at its last step into flight
-	reserved map[string]time.Duration     //
-	denied   map[string]bool              // a person marked it as failed although it was paid
-	state    map[string]State             //
-	frozen   map[string]map[int]uint64    // what each hold had been shown
-	covers   map[string]uint64            // what taken releases had been shown
-	rseq     map[string]map[int][2]uint64 // of each attempt: its Reserve's sequence, and what was covered then
-	made     map[string]bool              // nonces of writes that were made: a repeated one changes nothing
+	seq     uint64
+	changed map[string]uint64            // when a record last changed
+	at      map[string]time.Duration     // the same by the clock
+	seen    map[string]map[string]bool   // what was on record of its payment
+	known   map[string]bool              // that it was paid, or accepted, is on the record
+	knew    map[string]map[string]bool   // at its last step into flight
+	aged    map[string]map[string]bool   //
+	denied  map[string]bool              // a person marked it as failed although it was paid
+	state   map[string]State             //
+	frozen  map[string]map[int]uint64    // what each hold had been shown
+	covers  map[string]uint64            // what taken releases had been shown
+	rseq    map[string]map[int][2]uint64 // of each attempt: its Reserve's sequence, and what was covered then
+	made    map[string]bool              // nonces of writes that were made: a repeated one changes nothing
 
 	tracing   bool
 	trace     []string
@@ -480,7 +480,7 @@ func (w *world) judgeReserve(a *actor, r store.Reserve, res store.Result) {
 		}
 		w.rseq[r.Key][n] = [2]uint64{w.seq, w.covers[r.Key]}
 		w.state[r.Key], w.changed[r.Key], w.at[r.Key] = InFlight, w.seq, w.t
-		w.reserved[r.Key], w.knew[r.Key] = w.t, maps.Clone(w.known)
+		w.aged[r.Key], w.knew[r.Key] = w.agedNow(), maps.Clone(w.known)
 		w.logf("judge: %s is InFlight(%d)", w.name(r.Key), n)
 	}
 }
@@ -534,6 +534,16 @@ func (w *world) judgeUpdate(u store.Write, refused uint64) {
 			w.covers[u.Key] = max(w.covers[u.Key], f[h.Hold])
 		}
 	}
+}
+
+// agedNow are the intents that were settled longer ago than the window, give or take
+// the store's clock.
+func (w *world) agedNow() map[string]bool {
+	out := map[string]bool{}
+	for key, at := range w.at {
+		out[key] = w.short && w.state[key].Settled() && w.t-at > w.window-10*time.Second
+	}
+	return out
 }
 
 // learns notes what is on record of a payment. A person who marks it as failed has
@@ -592,8 +602,8 @@ func (w *world) pay(m *message) {
 		if w.denied[key] && !later.m.knew[key] {
 			continue // a person said that nothing had moved, and nobody knew better
 		}
-		if w.short && w.state[key].Settled() && later.m.reserved-w.at[key] > w.window-10*time.Second {
-			continue // it was long ago
+		if later.m.aged[key] {
+			continue // it was settled long ago when the later one set out
 		}
 		// The later one must have been released by somebody who was shown the
 		// earlier one as it was when the later one set out.
@@ -774,7 +784,7 @@ func (w *world) send(p *process, in *simIntent, n int, t *Ticket) *message {
 		m.final = m.deadline + simMargin + simGrace + simSettleAfter
 		r := w.rseq[in.call.Key.String()][n]
 		m.rseq, m.covers = r[0], r[1]
-		m.reserved, m.knew = w.reserved[in.call.Key.String()], w.knew[in.call.Key.String()]
+		m.aged, m.knew = w.aged[in.call.Key.String()], w.knew[in.call.Key.String()]
 	}
 	m.arrives = w.t
 	if w.rng.IntN(3) == 0 {
@@ -955,7 +965,7 @@ func newWorld(seed uint64, rule worldRule, m mutation, dir string, tracing bool)
 		seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), rule: rule, mutation: m, dir: dir, tracing: tracing,
 		byKey: map[string]*simIntent{}, changed: map[string]uint64{}, state: map[string]State{},
 		frozen: map[string]map[int]uint64{}, covers: map[string]uint64{}, rseq: map[string]map[int][2]uint64{},
-		made: map[string]bool{}, at: map[string]time.Duration{}, reserved: map[string]time.Duration{}, knew: map[string]map[string]bool{}, known: map[string]bool{}, seen: map[string]map[string]bool{}, denied: map[string]bool{},
+		made: map[string]bool{}, at: map[string]time.Duration{}, aged: map[string]map[string]bool{}, knew: map[string]map[string]bool{}, known: map[string]bool{}, seen: map[string]map[string]bool{}, denied: map[string]bool{},
 	}
 	st, err := bolt.Open(w.path(), bolt.Options{NoSync: true, Clock: w.storeNow})
 	if err != nil {
