@@ -104,6 +104,7 @@ type simIntent struct {
 	wrong   int  // how often a person released it although it was paid
 	acked   string
 	objects []*object
+	said    Decision // the last that somebody said in the end
 }
 
 type object struct {
@@ -1260,11 +1261,12 @@ func (w *world) finalPerson(p *process, in *simIntent, o *object) {
 			in.wrong++
 		case paid:
 			d = MarkPaid
-		case o.unknown && w.rng.IntN(2) == 0:
+		case o.unknown && in.said != MarkFailed && w.rng.IntN(2) == 0: // where it was not taken the hold says why
 			d = MarkFailed
 		case w.rng.IntN(2) == 0:
 			d = Release
 		}
+		in.said = d
 		o.resolution = &Resolution{HoldID: o.id, Decision: d, By: "a person", ProviderReference: "by-hand"}
 		w.logf("a person says %s of %s hold %d in the end", d, in.call.IntentID, o.id.Number)
 	}
