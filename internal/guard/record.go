@@ -119,6 +119,15 @@ func (h *hold) has(r Reason) bool {
 	return false
 }
 
+// anew is the hold that takes this one's place: it shows the same, and a release of it
+// covers the same.
+func (h *hold) anew(cause string) *hold {
+	return &hold{
+		Reasons: h.Reasons, Matches: h.Matches, MatchCount: h.MatchCount,
+		Watermark: h.Watermark, Lineage: h.Lineage, Cause: cause,
+	}
+}
+
 // passed is what a taken release passes over.
 type passed struct {
 	Watermark store.Watermark `json:"watermark"`

@@ -124,11 +124,7 @@ func (e *Engine) take(cur *record, res Resolution, now time.Time) (pending, erro
 	h.Decision, h.By, h.Words, h.EndedAt = res.Decision, clip(res.By), clip(res.Reason), now
 	if why := e.cannot(cur, res); why != "" {
 		h.End, h.Effect = HoldVoid, "It was not taken: "+why+"."
-		again := &hold{
-			Reasons: h.Reasons, Matches: h.Matches, MatchCount: h.MatchCount, Watermark: h.Watermark, Lineage: h.Lineage,
-			Cause: clip(fmt.Sprintf("%s was not taken: %s", res.Decision, why)),
-		}
-		next.hold(again, nonce, now)
+		next.hold(h.anew(clip(fmt.Sprintf("%s was not taken: %s", res.Decision, why))), nonce, now)
 		p.on = onSpent
 		return p, nil
 	}
@@ -209,9 +205,7 @@ func (e *Engine) Renumber(ctx context.Context, id HoldID, above int) error {
 		next.Current.End, next.Current.EndedAt = HoldVoid, now
 		next.Current.Effect = "An object of this name existed already: the hold has a new number."
 		next.Hold = above
-		cause := h.Cause
-		again := &hold{Reasons: h.Reasons, Matches: h.Matches, MatchCount: h.MatchCount, Watermark: h.Watermark, Lineage: h.Lineage, Cause: cause}
-		next.hold(again, nonce, now)
+		next.hold(h.anew(h.Cause), nonce, now)
 		wr, other, err := e.update(ctx, pending{from: r, to: next, on: onRenumbered, now: now, nonce: nonce}, e.soon())
 		if err != nil || wr.Outcome == store.Written {
 			return err

@@ -297,10 +297,9 @@ func (r *record) reopen(a *attempt, sentLate bool, nonce string, now time.Time) 
 		if h := r.Current; sentLate {
 			// What was looked at so far was too early: it is waited for anew.
 			h.End, h.EndedAt, h.Effect = HoldVoid, now, "The request was sent later than it should have been. The hold stands anew."
-			r.hold(&hold{
-				Reasons: h.Reasons, Matches: h.Matches, MatchCount: h.MatchCount, Watermark: h.Watermark, Lineage: h.Lineage,
-				Waiting: true, Cause: "the request was sent after its deadline, so it may become visible later",
-			}, nonce, now)
+			again := h.anew("the request was sent after its deadline, so it may become visible later")
+			again.Waiting = true
+			r.hold(again, nonce, now)
 		}
 	case Released, Retryable:
 		if was {
