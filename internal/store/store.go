@@ -13,6 +13,10 @@
 //   - A mark is visible to every Reserve that is ordered after its write, and a
 //     watermark covers exactly the stamps that its Reserve could see.
 //   - What was answered as written survives a crash of the process and the machine.
+//   - A store that many processes share notices when it does not: each process counts
+//     its own writes in it. Once fewer are there than were answered as written, every
+//     question of that process is answered with ErrMemoryLost, also after a reconnect,
+//     and the store is disowned, so that all other processes are told so too.
 //   - Time is the store's own. Nothing expires by itself.
 package store
 
@@ -31,7 +35,8 @@ var (
 	// the same nonce and expected version.
 	ErrUnavailable = errors.New("store unavailable")
 	// ErrMemoryLost says that the store carries another epoch than the one the
-	// writer knows, or none: it is not the memory that the writer was using.
+	// writer knows, or none, or lacks writes that were answered as written: it is not
+	// the memory that the writer was using.
 	ErrMemoryLost = errors.New("store memory lost")
 	// ErrInvalid says that the request itself breaks the contract. It is a bug of the caller.
 	ErrInvalid = errors.New("invalid store request")
@@ -44,6 +49,17 @@ type Identity struct {
 	// KeyDomain is part of every key that the provider sees. It outlives a loss of
 	// memory, so that a key is the same afterwards.
 	KeyDomain string
+}
+
+// Standing is who a store is and how far it has come.
+type Standing struct {
+	// Identity is zero if the store was never used.
+	Identity
+	// Sequence is the highest version that was ever given, 0 if none was. A store that
+	// shows a lower one than before has forgotten writes.
+	Sequence uint64
+	// Now is the store's time.
+	Now time.Time
 }
 
 // Record is what the store remembers of an intent.
@@ -203,11 +219,15 @@ type Page struct {
 
 // Store is where records live.
 type Store interface {
-	// Identity returns who the store is; zero if it was never used.
-	Identity(ctx context.Context) (Identity, error)
+	// Standing returns who the store is and how far it has come.
+	Standing(ctx context.Context) (Standing, error)
 	// Initialise gives the store this identity if it has none, and returns the one
 	// that it has.
 	Initialise(ctx context.Context, id Identity) (Identity, error)
+	// Disown gives the store another epoch if it carries this one: for whoever finds
+	// that its memory is not whole, so that nobody takes it for that memory again. Its
+	// records stay. A store that carries another epoch, or none, is left as it is.
+	Disown(ctx context.Context, epoch, next string) error
 	// Reserve writes the record only if the version is as expected, no probe hits
 	// and no meter overflows, checked in this order, in one atomic step.
 	Reserve(ctx context.Context, r Reserve) (Result, error)

@@ -27,6 +27,17 @@ func (id Identity) Validate() error {
 	return validString("key domain", id.KeyDomain)
 }
 
+// ValidateDisown refuses to replace an epoch by itself, or one of them that is none.
+func ValidateDisown(epoch, next string) error {
+	if err := validString("epoch", epoch); err != nil {
+		return err
+	}
+	if next == epoch {
+		return invalid("the next epoch is the present one")
+	}
+	return validString("next epoch", next)
+}
+
 // Validate refuses what breaks the contract for a Reserve. It does not know the
 // store's watermarks.
 func (r Reserve) Validate() error {

@@ -198,7 +198,7 @@ func TestReadersAreFencedFromCommits(t *testing.T) {
 		"Get":      func() error { _, _, err := s.Get(short, "k"); return err },
 		"List":     func() error { _, err := s.List(short, store.List{What: store.ListHeld}); return err },
 		"Meter":    func() error { _, err := s.Meter(short, "m"); return err },
-		"Identity": func() error { _, err := s.Identity(short); return err },
+		"Standing": func() error { _, err := s.Standing(short); return err },
 	} {
 		if err := read(); !errors.Is(err, store.ErrUnavailable) {
 			t.Errorf("%s during a commit: %v", name, err)

@@ -1,6 +1,6 @@
 package bolt
 
-// Get, Identity and List: reads of a durable snapshot, beside the writer.
+// Standing, Get and List: reads of a durable snapshot, beside the writer.
 
 import (
 	"bytes"
@@ -16,17 +16,23 @@ import (
 // defaultPage is what List.Limit 0 stands for.
 const defaultPage = 256
 
-// Identity returns who the store is; zero if it was never used.
-func (s *Store) Identity(ctx context.Context) (store.Identity, error) {
-	var id store.Identity
+// Standing returns who the store is and how far it has come. Writes are not counted
+// by process: the file has one, and is set back behind its back by nobody while it
+// holds the lock. One that is opened on an older file shows a lower Sequence.
+func (s *Store) Standing(ctx context.Context) (store.Standing, error) {
+	var standing store.Standing
 	err := s.view(ctx, func(t *txn) error {
-		id = t.identity()
+		sequence, err := t.sequence()
+		if err != nil {
+			return unavailable("read", err)
+		}
+		standing = store.Standing{Identity: t.identity(), Sequence: sequence, Now: t.now()}
 		return nil
 	})
 	if err != nil {
-		return store.Identity{}, err
+		return store.Standing{}, err
 	}
-	return id, nil
+	return standing, nil
 }
 
 // Get returns the record with its body, nil if absent, and the store's time.

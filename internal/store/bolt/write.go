@@ -84,6 +84,20 @@ func (s *Store) Initialise(ctx context.Context, id store.Identity) (store.Identi
 	return a.identity, err
 }
 
+// Disown gives the store another epoch if it carries this one.
+func (s *Store) Disown(ctx context.Context, epoch, next string) error {
+	if err := store.ValidateDisown(epoch, next); err != nil {
+		return err
+	}
+	_, err := s.submit(ctx, 0, func(t *txn) (answer, error) {
+		if t.identity().Epoch != epoch {
+			return answer{}, nil
+		}
+		return answer{}, t.put(t.meta, metaEpoch, []byte(next))
+	})
+	return err
+}
+
 // Reserve writes the record only if the version is as expected, no probe hits and
 // no meter overflows.
 func (s *Store) Reserve(ctx context.Context, r store.Reserve) (store.Result, error) {

@@ -58,8 +58,9 @@ func plain(key string, expected uint64) store.Write {
 // asks are all methods of the contract.
 func asks(st *redis.Store) map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
-		"Identity":   func(ctx context.Context) error { _, err := st.Identity(ctx); return err },
+		"Standing":   func(ctx context.Context) error { _, err := st.Standing(ctx); return err },
 		"Initialise": func(ctx context.Context) error { _, err := st.Initialise(ctx, costID); return err },
+		"Disown":     func(ctx context.Context) error { return st.Disown(ctx, "of nobody", "next") },
 		"Reserve": func(ctx context.Context) error {
 			_, err := st.Reserve(ctx, store.Reserve{Write: plain("new", 0), Probes: []store.Probe{{String: "p"}}})
 			return err
@@ -206,7 +207,7 @@ func TestOutOfMemory(t *testing.T) {
 		}
 	}
 	// What is there can be read all the same.
-	for _, name := range []string{"Get", "List", "Meter", "Identity"} {
+	for _, name := range []string{"Get", "List", "Meter", "Standing"} {
 		if err := asks(st)[name](background); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -1014,7 +1015,7 @@ func TestNamespaces(t *testing.T) {
 	s := newServer(t)
 	a := s.used(t)
 	b := s.open(t, func(o *redis.Options) { o.Namespace = "test2" })
-	if id, err := b.Identity(background); err != nil || id != (store.Identity{}) {
+	if id, err := b.Standing(background); err != nil || id.Identity != (store.Identity{}) {
 		t.Errorf("%+v, %v", id, err)
 	}
 	if _, err := b.Initialise(background, store.Identity{Epoch: "other", KeyDomain: "other"}); err != nil {

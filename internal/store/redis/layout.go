@@ -80,8 +80,10 @@ var (
 	luaWrite string
 	//go:embed lua/initialise.lua
 	luaInitialise string
-	//go:embed lua/identity.lua
-	luaIdentity string
+	//go:embed lua/disown.lua
+	luaDisown string
+	//go:embed lua/standing.lua
+	luaStanding string
 	//go:embed lua/get.lua
 	luaGet string
 	//go:embed lua/list.lua
@@ -92,7 +94,7 @@ var (
 
 // scripts are the store's primitives.
 type scripts struct {
-	write, initialise, identity, get, list, meter *valkey.Lua
+	write, initialise, disown, standing, get, list, meter *valkey.Lua
 }
 
 // newScripts puts the scripts together. Those that write are refused before they
@@ -106,7 +108,8 @@ func newScripts(clock string) scripts {
 	return scripts{
 		write:      script("", luaDecimal, luaHits, luaWrite),
 		initialise: script("", luaInitialise),
-		identity:   script(reads, luaIdentity),
+		disown:     script(reads, luaDisown),
+		standing:   script(reads, luaStanding),
 		get:        script(reads, luaGet),
 		list:       script(reads, luaList),
 		meter:      script(reads, luaMeter),

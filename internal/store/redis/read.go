@@ -1,6 +1,6 @@
 package redis
 
-// Identity, Get, List and Meter. The server runs them between writes and answers
+// Standing, Get, List and Meter. The server runs them between writes and answers
 // after the earlier ones are as durable as it makes them.
 
 import (
@@ -19,14 +19,21 @@ import (
 // defaultPage is what List.Limit 0 stands for.
 const defaultPage = 256
 
-// Identity returns who the store is; zero if it was never used.
-func (s *Store) Identity(ctx context.Context) (store.Identity, error) {
-	const doing = "read the identity"
-	a, err := s.run(ctx, doing, s.scripts.identity, []string{s.key("meta")}, nil)
+// Standing returns who the store is and how far it has come.
+func (s *Store) Standing(ctx context.Context) (store.Standing, error) {
+	const doing = "read the standing"
+	a, err := s.run(ctx, doing, s.scripts.standing, []string{s.key("meta")}, nil)
 	if err != nil {
-		return store.Identity{}, err
+		return store.Standing{}, err
 	}
-	return s.identity(doing, a)
+	r := reader{answer: a}
+	standing := store.Standing{
+		Identity: store.Identity{Epoch: r.text(), KeyDomain: r.text()}, Sequence: r.number(), Now: r.time(),
+	}
+	if r.err != nil {
+		return store.Standing{}, s.damaged(doing, r.err.Error())
+	}
+	return standing, nil
 }
 
 func (s *Store) identity(doing string, a []valkey.ValkeyMessage) (store.Identity, error) {

@@ -28,6 +28,15 @@ func (s *Store) Initialise(ctx context.Context, id store.Identity) (store.Identi
 	return s.identity(doing, a)
 }
 
+// Disown gives the store another epoch if it carries this one.
+func (s *Store) Disown(ctx context.Context, epoch, next string) error {
+	if err := store.ValidateDisown(epoch, next); err != nil {
+		return err
+	}
+	_, err := s.run(ctx, "disown the store", s.scripts.disown, []string{s.key("meta")}, []string{epoch, next})
+	return err
+}
+
 // Reserve writes the record only if the version is as expected, no probe hits and
 // no meter overflows.
 func (s *Store) Reserve(ctx context.Context, r store.Reserve) (store.Result, error) {

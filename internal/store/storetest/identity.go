@@ -14,9 +14,18 @@ import (
 func runFirstUse(t *testing.T, h Harness) {
 	ctx, cancel := patient()
 	defer cancel()
-	if id, err := h.Store.Identity(ctx); err != nil || id != (store.Identity{}) {
-		t.Errorf("a store that was never used has identity %+v, %v", id, err)
+	unused := func() {
+		t.Helper()
+		have, err := h.Store.Standing(ctx)
+		if err != nil || have.Identity != (store.Identity{}) || have.Sequence != 0 || have.Now.IsZero() {
+			t.Errorf("a store that was never used: %+v, %v", have, err)
+		}
 	}
+	unused()
+	if err := h.Store.Disown(ctx, "epoch-1", "epoch-2"); err != nil {
+		t.Errorf("Disown of a store without an epoch: %v", err)
+	}
+	unused()
 	w := store.Write{Epoch: "epoch-1", Key: "k", Nonce: "n", Record: &store.Record{}}
 	if _, err := h.Store.Update(ctx, w); !errors.Is(err, store.ErrMemoryLost) {
 		t.Errorf("Update of a store without an epoch: %v", err)
@@ -53,7 +62,7 @@ func runFirstUse(t *testing.T, h Harness) {
 		}
 	}
 	s := h.Restart(t)
-	if id, err := s.Identity(ctx); err != nil || id != ids[0] {
+	if id, err := s.Standing(ctx); err != nil || id.Identity != ids[0] {
 		t.Errorf("after a restart: %+v, %v, was %+v", id, err, ids[0])
 	}
 }

@@ -20,6 +20,8 @@ var rules = []testCase{
 	{"the identity is set once", identitySetOnce},
 	{"another epoch is memory lost and writes nothing", anotherEpoch},
 	{"the identity survives a restart", identitySurvives},
+	{"the standing tells the highest version ever given, and the time", standing},
+	{"a store is disowned by who names its epoch, and keeps its records", disown},
 
 	// Versions, nonces, records.
 	{"a record is kept as it was written", recordIsKept},
@@ -85,8 +87,8 @@ func identitySetOnce(f *fixture) {
 	if err != nil || have != identity {
 		f.Errorf("a second Initialise: %v, %v", have, err)
 	}
-	if have, err := f.s.Identity(ctx); err != nil || have != identity {
-		f.Errorf("Identity: %v, %v", have, err)
+	if have, err := f.s.Standing(ctx); err != nil || have.Identity != identity {
+		f.Errorf("Standing: %+v, %v", have, err)
 	}
 }
 
@@ -117,12 +119,109 @@ func identitySurvives(f *fixture) {
 	f.restart()
 	ctx, cancel := f.ctx()
 	defer cancel()
-	if have, err := f.s.Identity(ctx); err != nil || have != identity {
-		f.Errorf("Identity: %v, %v", have, err)
+	if have, err := f.s.Standing(ctx); err != nil || have.Identity != identity {
+		f.Errorf("Standing: %+v, %v", have, err)
 	}
 	if have, err := f.s.Initialise(ctx, store.Identity{Epoch: "another", KeyDomain: "another"}); err != nil || have != identity {
 		f.Errorf("Initialise: %v, %v", have, err)
 	}
+}
+
+func (f *fixture) standing(s store.Store) store.Standing {
+	f.Helper()
+	ctx, cancel := f.ctx()
+	defer cancel()
+	have, err := s.Standing(ctx)
+	if err != nil {
+		f.Fatalf("Standing: %v", err)
+	}
+	return have
+}
+
+func standing(f *fixture) {
+	is := func(when string, highest uint64) {
+		f.Helper()
+		before := f.now()
+		have := f.standing(f.s)
+		after := f.now()
+		if have.Identity != identity || have.Sequence != highest {
+			f.Errorf("%s: %+v, want %+v and sequence %d", when, have, identity, highest)
+		}
+		if have.Now.Before(before) || have.Now.After(after) {
+			f.Errorf("%s: at %s, it is between %s and %s", when, have.Now, before, after)
+		}
+	}
+	is("before the first write", 0)
+	first := f.put(f.write("a", 0))
+	is("after a write", first)
+	second := f.put(f.write("b", 0))
+	is("after a second one", second)
+	if first >= second {
+		f.Errorf("versions %d and %d", first, second)
+	}
+	f.outcome(f.update(f.write("a", second)), store.Mismatch)
+	is("after a mismatch", second)
+	f.remove("b", second)
+	if after := f.standing(f.s).Sequence; after < second {
+		f.Errorf("after a delete: sequence %d, was %d", after, second)
+	}
+	last := f.put(f.write("b", 0))
+	is("after the next write", last)
+	f.restart()
+	// A crash may leave numbers out.
+	after := f.standing(f.s).Sequence
+	if after < last {
+		f.Errorf("after a restart: sequence %d, was %d", after, last)
+	}
+	if next := f.put(f.write("c", 0)); next <= after {
+		f.Errorf("version %d after a restart, the sequence was %d", next, after)
+	}
+}
+
+func disown(f *fixture) {
+	ctx, cancel := f.ctx()
+	defer cancel()
+	version := f.put(f.write("k", 0))
+	other := f.h.Connect(f)
+	must := func(epoch, next string) {
+		f.Helper()
+		if err := f.s.Disown(ctx, epoch, next); err != nil {
+			f.Fatalf("Disown %q: %v", epoch, err)
+		}
+	}
+	is := func(when string, s store.Store, epoch string) {
+		f.Helper()
+		have := f.standing(s)
+		if have.Identity != (store.Identity{Epoch: epoch, KeyDomain: identity.KeyDomain}) || have.Sequence < version {
+			f.Errorf("%s: %+v, want epoch %q and sequence %d at least", when, have, epoch, version)
+		}
+	}
+	must("epoch-2", "epoch-3")
+	is("disowned under another epoch", other, identity.Epoch)
+	must(identity.Epoch, "epoch-2")
+	is("disowned", other, "epoch-2")
+	must(identity.Epoch, "epoch-4")
+	is("disowned by another one", other, "epoch-2")
+	for _, s := range []store.Store{f.s, other} {
+		_, err := s.Update(ctx, f.write("k", version))
+		f.fails(err, store.ErrMemoryLost, "Update of a store that was disowned")
+		_, err = s.Reserve(ctx, store.Reserve{Write: f.write("new", 0)})
+		f.fails(err, store.ErrMemoryLost, "Reserve in a store that was disowned")
+	}
+	if r := f.mustGet("k"); r.Version != version {
+		f.Errorf("the record has version %d, had %d", r.Version, version)
+	}
+	f.restart()
+	is("after a restart", f.s, "epoch-2")
+	w := f.write("k", version)
+	w.Epoch = "epoch-2"
+	if next := f.put(w); next <= version {
+		f.Errorf("version %d after the epoch changed, %d before", next, version)
+	}
+	for _, e := range [][2]string{{"", "next"}, {"epoch-2", ""}, {"epoch-2", "epoch-2"}, {strings.Repeat("e", store.MaxString+1), "next"}, {"epoch-2", strings.Repeat("e", store.MaxString+1)}} {
+		f.fails(f.s.Disown(ctx, e[0], e[1]), store.ErrInvalid, "Disown of or by an epoch that is none")
+	}
+	is("after what was invalid", f.s, "epoch-2")
 }
 
 func recordIsKept(f *fixture) {
@@ -1151,10 +1250,11 @@ func (f *fixture) heldCursor() string {
 // everyCall tries each method of the contract.
 func everyCall(f *fixture, ctx context.Context, want error) {
 	f.Helper()
-	_, err := f.s.Identity(ctx)
-	f.fails(err, want, "Identity")
+	_, err := f.s.Standing(ctx)
+	f.fails(err, want, "Standing")
 	_, err = f.s.Initialise(ctx, identity)
 	f.fails(err, want, "Initialise")
+	f.fails(f.s.Disown(ctx, "of nobody", "next"), want, "Disown")
 	_, err = f.s.Reserve(ctx, store.Reserve{Write: f.write("k", 0)})
 	f.fails(err, want, "Reserve")
 	_, err = f.s.Update(ctx, f.write("k", 0))
