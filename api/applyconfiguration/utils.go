@@ -26,6 +26,16 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.AmountExpressionsApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("BudgetReference"):
 		return &apiv1alpha1.BudgetReferenceApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("ClientTLS"):
+		return &apiv1alpha1.ClientTLSApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("ClusterReference"):
+		return &apiv1alpha1.ClusterReferenceApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("DurabilityFinding"):
+		return &apiv1alpha1.DurabilityFindingApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("ExternalPostgres"):
+		return &apiv1alpha1.ExternalPostgresApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("ExternalRedis"):
+		return &apiv1alpha1.ExternalRedisApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("HoldMatch"):
 		return &apiv1alpha1.HoldMatchApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("HoldRecord"):
@@ -62,16 +72,36 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.PaymentHoldSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("PaymentHoldStatus"):
 		return &apiv1alpha1.PaymentHoldStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PostgresDeployment"):
+		return &apiv1alpha1.PostgresDeploymentApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PostgresStore"):
+		return &apiv1alpha1.PostgresStoreApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ProviderKey"):
 		return &apiv1alpha1.ProviderKeyApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RecordSpec"):
 		return &apiv1alpha1.RecordSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RedisDeployment"):
+		return &apiv1alpha1.RedisDeploymentApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RedisStore"):
+		return &apiv1alpha1.RedisStoreApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("ResourceAmounts"):
+		return &apiv1alpha1.ResourceAmountsApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ResponseCache"):
 		return &apiv1alpha1.ResponseCacheApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("SecretKeyReference"):
 		return &apiv1alpha1.SecretKeyReferenceApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("SecretReference"):
+		return &apiv1alpha1.SecretReferenceApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("ServerTLS"):
+		return &apiv1alpha1.ServerTLSApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("StoreDurability"):
+		return &apiv1alpha1.StoreDurabilityApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("StoreReference"):
 		return &apiv1alpha1.StoreReferenceApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("StoreResources"):
+		return &apiv1alpha1.StoreResourcesApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("StoreStorage"):
+		return &apiv1alpha1.StoreStorageApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ToolIdentity"):
 		return &apiv1alpha1.ToolIdentityApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ToolReference"):

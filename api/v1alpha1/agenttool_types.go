@@ -54,7 +54,7 @@ type RequestHeader string
 
 // SecretKeyReference names one key of a Secret in the same namespace.
 type SecretKeyReference struct {
-	// name of the Secret, in the namespace of the AgentTool. It must carry the label guardrails.holdfast.dev/credentials: "true",
+	// name of the Secret, in the namespace of the object that refers to it. It must carry the label guardrails.holdfast.dev/credentials: "true",
 	// and the operator's ServiceAccount must be allowed to get it.
 	// +required
 	// +kubebuilder:validation:MinLength=1

@@ -13,6 +13,10 @@ const (
 	ConditionProgrammed = "Programmed"
 	// ConditionEpochAccepted is true when the store's memory is the one that this object had before.
 	ConditionEpochAccepted = "EpochAccepted"
+	// ConditionDurable is true when nothing was found that could lose an acknowledged write of the store.
+	ConditionDurable = "Durable"
+	// ConditionDeployed is true when the server of a store is as its spec says. Only stores with deploy have it.
+	ConditionDeployed = "Deployed"
 	// ConditionHeld is true while the intent of a PaymentHold waits for a person.
 	ConditionHeld = "Held"
 	// ConditionResolved is true when the resolution of a PaymentHold has been taken by the record.

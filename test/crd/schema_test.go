@@ -158,7 +158,7 @@ func TestANewObjectIsPending(t *testing.T) {
 	want := map[string][]string{
 		"AgentTool":        {"Accepted", "Programmed", "Ready"},
 		"IntentBudget":     {"Ready"},
-		"IdempotencyStore": {"EpochAccepted", "Ready"},
+		"IdempotencyStore": {"Durable", "EpochAccepted", "Ready"},
 		"PaymentHold":      {"Held", "Resolved"},
 	}
 	seen := map[string]bool{}

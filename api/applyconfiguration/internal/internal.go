@@ -116,6 +116,37 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: name
       type:
         scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.ClientTLS
+  map:
+    fields:
+    - name: caFrom
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.SecretKeyReference
+    - name: serverName
+      type:
+        scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.ClusterReference
+  map:
+    fields:
+    - name: name
+      type:
+        scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.DurabilityClass
+  scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.DurabilityFinding
+  map:
+    fields:
+    - name: message
+      type:
+        scalar: string
+    - name: reason
+      type:
+        scalar: string
+    - name: severity
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.FindingSeverity
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.DurabilityPolicy
+  scalar: string
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.EmbeddedStore
   map:
     elementType:
@@ -131,6 +162,38 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.ExactMatchPolicy
   scalar: string
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.Expression
+  scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.ExternalPostgres
+  map:
+    fields:
+    - name: caFrom
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.SecretKeyReference
+    - name: cloudNativePG
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.ClusterReference
+    - name: dsnFrom
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.SecretKeyReference
+    - name: schema
+      type:
+        scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.ExternalRedis
+  map:
+    fields:
+    - name: addresses
+      type:
+        list:
+          elementType:
+            namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.HostPort
+          elementRelationship: associative
+    - name: credentialsFrom
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.SecretReference
+    - name: tls
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.ClientTLS
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.FindingSeverity
   scalar: string
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.HTTPMethod
   scalar: string
@@ -226,6 +289,8 @@ var schemaYAML = typed.YAMLObject(`types:
         scalar: string
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.HoldState
   scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.HostPort
+  scalar: string
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.IdempotencySpec
   map:
     fields:
@@ -270,13 +335,36 @@ var schemaYAML = typed.YAMLObject(`types:
           message: Waiting for the operator
           reason: Pending
           status: Unknown
+          type: Durable
+        - lastTransitionTime: "1970-01-01T00:00:00Z"
+          message: Waiting for the operator
+          reason: Pending
+          status: Unknown
           type: EpochAccepted
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.IdempotencyStoreSpec
   map:
     fields:
+    - name: acceptClock
+      type:
+        scalar: string
+    - name: acceptEpoch
+      type:
+        scalar: string
+    - name: durabilityPolicy
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.DurabilityPolicy
     - name: embedded
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.EmbeddedStore
+    - name: forgetEpoch
+      type:
+        scalar: string
+    - name: postgres
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.PostgresStore
+    - name: redis
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.RedisStore
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.IdempotencyStoreStatus
   map:
     fields:
@@ -288,6 +376,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementRelationship: associative
           keys:
           - type
+    - name: durability
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.StoreDurability
     - name: epoch
       type:
         scalar: string
@@ -520,6 +611,27 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: waitingUntil
       type:
         namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.PostgresDeployment
+  map:
+    fields:
+    - name: image
+      type:
+        scalar: string
+    - name: resources
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.StoreResources
+    - name: storage
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.StoreStorage
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.PostgresStore
+  map:
+    fields:
+    - name: deploy
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.PostgresDeployment
+    - name: external
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.ExternalPostgres
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.ProviderKey
   map:
     fields:
@@ -538,8 +650,41 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: maxBodyBytes
       type:
         namedType: io.k8s.apimachinery.pkg.api.resource.Quantity
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.RedisDeployment
+  map:
+    fields:
+    - name: image
+      type:
+        scalar: string
+    - name: resources
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.StoreResources
+    - name: storage
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.StoreStorage
+    - name: tls
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.ServerTLS
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.RedisStore
+  map:
+    fields:
+    - name: deploy
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.RedisDeployment
+    - name: external
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.ExternalRedis
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.RequestHeader
   scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.ResourceAmounts
+  map:
+    fields:
+    - name: cpu
+      type:
+        scalar: string
+    - name: memory
+      type:
+        scalar: string
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.ResponseCache
   map:
     fields:
@@ -555,10 +700,52 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: name
       type:
         scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.SecretReference
+  map:
+    fields:
+    - name: name
+      type:
+        scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.ServerTLS
+  map:
+    fields:
+    - name: secretRef
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.SecretReference
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.StoreDurability
+  map:
+    fields:
+    - name: class
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.DurabilityClass
+    - name: findings
+      type:
+        list:
+          elementType:
+            namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.DurabilityFinding
+          elementRelationship: atomic
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.StoreReference
   map:
     fields:
     - name: name
+      type:
+        scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.StoreResources
+  map:
+    fields:
+    - name: limits
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.ResourceAmounts
+    - name: requests
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.ResourceAmounts
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.StoreStorage
+  map:
+    fields:
+    - name: className
+      type:
+        scalar: string
+    - name: size
       type:
         scalar: string
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.ToolEffect

@@ -10,11 +10,29 @@ import (
 // with apply.
 //
 // IdempotencyStoreSpec says which store keeps the records. Exactly one member is set; which one cannot
-// change, since the records would be left behind. With one kind of store, the first rule says both.
+// change, since the records would be left behind. Its settings can.
 type IdempotencyStoreSpecApplyConfiguration struct {
 	// embedded keeps the records in a file inside the operator's own single process: the store for a first run
 	// and for one replica. The file is the one that the process was started with.
 	Embedded *apiv1alpha1.EmbeddedStore `json:"embedded,omitempty"`
+	// redis keeps the records in Redis or Valkey, 7.0 or later, on one durable node.
+	Redis *RedisStoreApplyConfiguration `json:"redis,omitempty"`
+	// postgres keeps the records in PostgreSQL, 15 or later, which may replicate them synchronously to several nodes.
+	Postgres *PostgresStoreApplyConfiguration `json:"postgres,omitempty"`
+	// durabilityPolicy says what happens while the store could lose an acknowledged write, as status.durability tells.
+	// Require: calls of Mutating tools are refused. Warn: they are served, and a payment that was forgotten can be made twice.
+	// Effective value when absent: Require.
+	DurabilityPolicy *apiv1alpha1.DurabilityPolicy `json:"durabilityPolicy,omitempty"`
+	// acceptEpoch accepts that the memory of this epoch is lost, and goes on without it: the value is that of status.epoch.
+	// For the overlap window of each tool's budget, payments that the store does not know are then held, because they may have
+	// been made before. It says nothing of any later loss.
+	AcceptEpoch *string `json:"acceptEpoch,omitempty"`
+	// forgetEpoch says, with the same value as acceptEpoch, that no payment of that memory needs to be looked for: none is held for
+	// having perhaps been made before. What it had paid can then be paid again.
+	ForgetEpoch *string `json:"forgetEpoch,omitempty"`
+	// acceptClock accepts a jump of the store's clock by more than an hour, when the time that it shows now is the right one.
+	// The value is the one that the condition Ready names. It says nothing of any later jump.
+	AcceptClock *string `json:"acceptClock,omitempty"`
 }
 
 // IdempotencyStoreSpecApplyConfiguration constructs a declarative configuration of the IdempotencyStoreSpec type for use with
@@ -28,5 +46,53 @@ func IdempotencyStoreSpec() *IdempotencyStoreSpecApplyConfiguration {
 // If called multiple times, the Embedded field is set to the value of the last call.
 func (b *IdempotencyStoreSpecApplyConfiguration) WithEmbedded(value apiv1alpha1.EmbeddedStore) *IdempotencyStoreSpecApplyConfiguration {
 	b.Embedded = &value
+	return b
+}
+
+// WithRedis sets the Redis field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Redis field is set to the value of the last call.
+func (b *IdempotencyStoreSpecApplyConfiguration) WithRedis(value *RedisStoreApplyConfiguration) *IdempotencyStoreSpecApplyConfiguration {
+	b.Redis = value
+	return b
+}
+
+// WithPostgres sets the Postgres field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Postgres field is set to the value of the last call.
+func (b *IdempotencyStoreSpecApplyConfiguration) WithPostgres(value *PostgresStoreApplyConfiguration) *IdempotencyStoreSpecApplyConfiguration {
+	b.Postgres = value
+	return b
+}
+
+// WithDurabilityPolicy sets the DurabilityPolicy field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the DurabilityPolicy field is set to the value of the last call.
+func (b *IdempotencyStoreSpecApplyConfiguration) WithDurabilityPolicy(value apiv1alpha1.DurabilityPolicy) *IdempotencyStoreSpecApplyConfiguration {
+	b.DurabilityPolicy = &value
+	return b
+}
+
+// WithAcceptEpoch sets the AcceptEpoch field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the AcceptEpoch field is set to the value of the last call.
+func (b *IdempotencyStoreSpecApplyConfiguration) WithAcceptEpoch(value string) *IdempotencyStoreSpecApplyConfiguration {
+	b.AcceptEpoch = &value
+	return b
+}
+
+// WithForgetEpoch sets the ForgetEpoch field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the ForgetEpoch field is set to the value of the last call.
+func (b *IdempotencyStoreSpecApplyConfiguration) WithForgetEpoch(value string) *IdempotencyStoreSpecApplyConfiguration {
+	b.ForgetEpoch = &value
+	return b
+}
+
+// WithAcceptClock sets the AcceptClock field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the AcceptClock field is set to the value of the last call.
+func (b *IdempotencyStoreSpecApplyConfiguration) WithAcceptClock(value string) *IdempotencyStoreSpecApplyConfiguration {
+	b.AcceptClock = &value
 	return b
 }

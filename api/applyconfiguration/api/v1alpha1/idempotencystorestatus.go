@@ -13,9 +13,12 @@ import (
 type IdempotencyStoreStatusApplyConfiguration struct {
 	// observedGeneration is the generation of the spec that this status speaks of.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
-	// epoch names the store's memory. It is written at the store's first use, and another epoch means another memory.
+	// epoch names the store's memory. It is written at the store's first use, and another epoch means another memory. After a loss
+	// it is the epoch of the memory that is lost, until that is accepted.
 	Epoch *string `json:"epoch,omitempty"`
-	// conditions are Ready and EpochAccepted, and Stalled or Reconciling only while they are true.
+	// durability is how durable the store was found to be when it was last looked at.
+	Durability *StoreDurabilityApplyConfiguration `json:"durability,omitempty"`
+	// conditions are Ready, Durable and EpochAccepted, Deployed of a store that the operator runs, and Stalled or Reconciling only while they are true.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 }
 
@@ -38,6 +41,14 @@ func (b *IdempotencyStoreStatusApplyConfiguration) WithObservedGeneration(value 
 // If called multiple times, the Epoch field is set to the value of the last call.
 func (b *IdempotencyStoreStatusApplyConfiguration) WithEpoch(value string) *IdempotencyStoreStatusApplyConfiguration {
 	b.Epoch = &value
+	return b
+}
+
+// WithDurability sets the Durability field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Durability field is set to the value of the last call.
+func (b *IdempotencyStoreStatusApplyConfiguration) WithDurability(value *StoreDurabilityApplyConfiguration) *IdempotencyStoreStatusApplyConfiguration {
+	b.Durability = value
 	return b
 }
 

@@ -7,7 +7,7 @@ package v1alpha1
 //
 // SecretKeyReference names one key of a Secret in the same namespace.
 type SecretKeyReferenceApplyConfiguration struct {
-	// name of the Secret, in the namespace of the AgentTool. It must carry the label guardrails.holdfast.dev/credentials: "true",
+	// name of the Secret, in the namespace of the object that refers to it. It must carry the label guardrails.holdfast.dev/credentials: "true",
 	// and the operator's ServiceAccount must be allowed to get it.
 	Name *string `json:"name,omitempty"`
 	// key of the Secret whose value is the credential.
