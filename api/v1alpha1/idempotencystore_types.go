@@ -188,9 +188,9 @@ type ExternalRedis struct {
 	// +kubebuilder:validation:MaxItems=16
 	Addresses []HostPort `json:"addresses"`
 
-	// credentialsFrom names a Secret with the key password and, unless the user is default, the key username. While a password is
-	// rotated, the key previous-password may hold the one before. When absent, the server asks for none. The Secret must carry
-	// the label guardrails.holdfast.dev/credentials: "true", and the operator's ServiceAccounts must be allowed to get it.
+	// credentialsFrom names a Secret with the key password and, unless the user is default, the key username. It is read at each
+	// connection, so that a password can be rotated. When absent, the server asks for none. The Secret must carry the label
+	// guardrails.holdfast.dev/credentials: "true", and the operator's ServiceAccounts must be allowed to get it.
 	// +optional
 	CredentialsFrom *SecretReference `json:"credentialsFrom,omitempty"`
 

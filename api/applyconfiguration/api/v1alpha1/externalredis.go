@@ -14,9 +14,9 @@ import (
 type ExternalRedisApplyConfiguration struct {
 	// addresses are host:port of the server, or of some nodes of a cluster.
 	Addresses []apiv1alpha1.HostPort `json:"addresses,omitempty"`
-	// credentialsFrom names a Secret with the key password and, unless the user is default, the key username. While a password is
-	// rotated, the key previous-password may hold the one before. When absent, the server asks for none. The Secret must carry
-	// the label guardrails.holdfast.dev/credentials: "true", and the operator's ServiceAccounts must be allowed to get it.
+	// credentialsFrom names a Secret with the key password and, unless the user is default, the key username. It is read at each
+	// connection, so that a password can be rotated. When absent, the server asks for none. The Secret must carry the label
+	// guardrails.holdfast.dev/credentials: "true", and the operator's ServiceAccounts must be allowed to get it.
 	CredentialsFrom *SecretReferenceApplyConfiguration `json:"credentialsFrom,omitempty"`
 	// tls has the connections encrypted, and the server verified. When absent, the password and the records go over the network as they are.
 	TLS *ClientTLSApplyConfiguration `json:"tls,omitempty"`
