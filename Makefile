@@ -74,6 +74,11 @@ test: ## Run all tests, those against a real API server and from outside include
 		echo "test: no C compiler, so no race detector"; \
 	fi
 
+.PHONY: bench
+bench: ## Measure the guard on each store beside a plain proxy and the stores' floors; bench/results.json has it all.
+	@hack/servers.sh
+	@go run ./bench
+
 .PHONY: clean
 clean: down ## End what runs and remove what was built here; caches stay.
 	rm -rf bin

@@ -1,0 +1,463 @@
+// This file measures: which cells there are, how one is measured, and what must hold
+// of the money afterwards.
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+)
+
+const (
+	layerProxy         = "proxy"
+	layerFloorRedis    = "floor-redis"
+	layerFloorPostgres = "floor-postgres"
+)
+
+var allLayers = append(slices.Clone(stores), layerProxy, layerFloorRedis, layerFloorPostgres)
+
+// figures are what one round of a cell came to.
+type figures struct {
+	RPS, P50, P99 float64
+	// charges are those of the provider's ledger.
+	charges int
+	// cost is the CPU time for each call, by process.
+	cost map[string]float64
+}
+
+// bench is a run.
+type bench struct {
+	settings
+	running  []*process
+	upstream *process
+	ledger   string // the upstream's address
+}
+
+// layer is something that calls are sent to.
+type layer struct {
+	name    string
+	process *process
+	url     string
+	// server is the store's, if it is a process of its own.
+	server *process
+	// next is the first call that was not made here.
+	next int64
+	// profiles is where the profiler listens.
+	profiles string
+}
+
+func (b *bench) wants(name string) bool { return slices.Contains(b.layers, name) }
+
+// all measures everything.
+func (b *bench) all(ctx context.Context) (*report, error) {
+	r := newReport(b.settings)
+	var err error
+	if b.upstream, b.ledger, err = b.serve("upstream", "upstream"); err != nil {
+		return nil, err
+	}
+	if err := b.compare(ctx, r); err != nil {
+		return nil, err
+	}
+	for _, kind := range stores {
+		if b.wants(kind) && len(b.growth) > 0 {
+			if err := b.grow(ctx, r, kind); err != nil {
+				return nil, fmt.Errorf("growth of %s: %w", kind, err)
+			}
+		}
+	}
+	r.finish()
+	return r, nil
+}
+
+// compare measures all layers beside each other.
+func (b *bench) compare(ctx context.Context, r *report) error {
+	before := len(b.running)
+	defer func() { // the upstream stays
+		for _, p := range slices.Backward(b.running[before:]) {
+			p.stop()
+		}
+		b.running = b.running[:before]
+	}()
+	var rs *redisServer
+	var ps *postgresServer
+	var err error
+	if b.wants("redis") || b.wants(layerFloorRedis) {
+		if rs, err = b.startRedis(ctx, "redis-server"); err != nil {
+			return err
+		}
+	}
+	if b.wants("postgres") || b.wants(layerFloorPostgres) {
+		if ps, err = b.startPostgres(ctx, "postgres-server"); err != nil {
+			return err
+		}
+	}
+	layers := map[string]*layer{}
+	for _, name := range b.layers {
+		l := &layer{name: name}
+		switch name {
+		case "bolt":
+			err = b.openGateway(l, place{"bolt", filepath.Join(b.dir, "bench.db"), ""})
+		case "redis":
+			l.server = rs.process
+			err = b.openGateway(l, place{"redis", rs.address(), "bench"})
+		case "postgres":
+			l.server = ps.process
+			err = b.openGateway(l, place{"postgres", ps.dsn(), "bench"})
+		case layerProxy:
+			l.process, l.url, err = b.serve("proxy", "proxy", "-to", b.ledger+"/charges")
+		}
+		if err != nil {
+			return err
+		}
+		layers[name] = l
+	}
+	cells := map[cell][]figures{}
+	var order []cell
+	for round := range b.rounds {
+		for _, connections := range b.connections {
+			// Calls and payments of all layers, then the replays of what was paid.
+			for _, workload := range []string{workNew, workReplay} {
+				for _, name := range b.layers {
+					if workload == workReplay && !isStore(name) {
+						continue
+					}
+					if err := ctx.Err(); err != nil {
+						return err
+					}
+					c := cell{layer: name, workload: workload, connections: connections}
+					var f figures
+					switch name {
+					case layerFloorRedis:
+						f, err = b.floorRedis(rs, connections)
+					case layerFloorPostgres:
+						f, err = b.floorPostgres(ctx, ps, connections)
+					default:
+						f, err = b.measured(ctx, layers[name], workload, connections, 0, round == b.rounds-1 && connections == slices.Max(b.connections))
+					}
+					if err != nil {
+						return fmt.Errorf("%s, %s, %d connections: %w", name, workload, connections, err)
+					}
+					progress("round %d of %d: %-14s %-6s %2d connections: %8.0f/s, p50 %.2f ms, p99 %.2f ms%s", round+1, b.rounds, name, workload, connections, f.RPS, f.P50, f.P99, costs(f.cost))
+					if cells[c] == nil {
+						order = append(order, c)
+					}
+					cells[c] = append(cells[c], f)
+				}
+			}
+		}
+	}
+	for _, c := range order {
+		r.Results = append(r.Results, rowOf(c, cells[c]))
+	}
+	for _, name := range stores {
+		if l := layers[name]; l != nil {
+			if r.GatewayMemory[name], err = l.process.resident(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// openGateway starts the gateway of a store.
+func (b *bench) openGateway(l *layer, at place) error {
+	args := append(at.args(), "-upstream", b.ledger)
+	if b.profiles != "" {
+		port, err := freePort()
+		if err != nil {
+			return err
+		}
+		l.profiles = "127.0.0.1:" + strconv.Itoa(port)
+		args = append(args, "-profiles", l.profiles)
+	}
+	var err error
+	l.process, l.url, err = b.serve("gateway-"+l.name+"-"+at.name, "gateway", args...)
+	return err
+}
+
+// measured measures one round of a cell and looks after the money. With records, the
+// calls before them are known, too.
+func (b *bench) measured(ctx context.Context, l *layer, workload string, connections int, known int64, profiled bool) (figures, error) {
+	if err := b.resetLedger(); err != nil {
+		return figures{}, err
+	}
+	from := l.next
+	if workload == workReplay {
+		from, known = 0, max(known, l.next)
+		if known == 0 {
+			return figures{}, errors.New("nothing was paid that could be replayed")
+		}
+	}
+	p, err := b.role("load", "load", "-to", l.url, "-workload", workload, "-connections", strconv.Itoa(connections),
+		"-warm-up", b.warmUp.String(), "-measure", b.measure.String(),
+		"-from", strconv.FormatInt(from, 10), "-known", strconv.FormatInt(known, 10))
+	if err != nil {
+		return figures{}, err
+	}
+	defer func() {
+		p.stop()
+		b.running = slices.DeleteFunc(b.running, func(q *process) bool { return q == p })
+	}()
+	processes := map[string]*process{"load": p, "upstream": b.upstream, "gateway": l.process}
+	if l.name == layerProxy {
+		processes = map[string]*process{"load": p, "upstream": b.upstream, "proxy": l.process}
+	}
+	if l.server != nil {
+		processes["store"] = l.server
+	}
+	var before, after map[string]time.Duration
+	if _, err := p.line(); err != nil {
+		return figures{}, err
+	}
+	if before, err = costOf(processes); err != nil {
+		return figures{}, err
+	}
+	var profiling chan error
+	if profiled && l.profiles != "" {
+		profiling = make(chan error, 1)
+		go func() { profiling <- b.profile(ctx, l, workload) }()
+	}
+	if _, err := p.line(); err != nil {
+		return figures{}, err
+	}
+	if after, err = costOf(processes); err != nil {
+		return figures{}, err
+	}
+	line, err := p.line()
+	if err != nil {
+		return figures{}, err
+	}
+	if profiling != nil {
+		if err := <-profiling; err != nil {
+			return figures{}, err
+		}
+	}
+	var out loaded
+	if err := json.Unmarshal([]byte(line), &out); err != nil {
+		return figures{}, fmt.Errorf("what the load generator says: %w", err)
+	}
+	if err := p.wait(); err != nil {
+		return figures{}, err
+	}
+	if workload == workNew {
+		l.next = out.Next
+	}
+	charges, err := b.charges()
+	if err != nil {
+		return figures{}, err
+	}
+	switch {
+	case len(out.Other) > 0:
+		return figures{}, fmt.Errorf("some calls were answered otherwise: %v", out.Other)
+	case workload == workNew && out.Replayed > 0, workload == workReplay && out.Paid > 0:
+		return figures{}, fmt.Errorf("%d calls were answered as paid and %d as replayed", out.Paid, out.Replayed)
+	case charges != out.Paid:
+		return figures{}, fmt.Errorf("the ledger has %d charges, but %d calls were answered as paid", charges, out.Paid)
+	}
+	f := figures{RPS: out.RPS, P50: out.P50, P99: out.P99, charges: charges, cost: map[string]float64{}}
+	for name := range processes {
+		f.cost[name] = float64((after[name] - before[name]).Microseconds()) / float64(max(out.Calls, 1))
+	}
+	return f, nil
+}
+
+func costOf(processes map[string]*process) (map[string]time.Duration, error) {
+	out := map[string]time.Duration{}
+	for name, p := range processes {
+		var err error
+		if out[name], err = p.cost(); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// profile keeps what the gateway's profiler says of a cell.
+func (b *bench) profile(ctx context.Context, l *layer, workload string) error {
+	if err := os.MkdirAll(b.profiles, 0o755); err != nil {
+		return err
+	}
+	seconds := max(1, int(b.measure.Seconds()))
+	for name, query := range map[string]string{
+		"cpu": fmt.Sprintf("profile?seconds=%d", seconds), "allocs": fmt.Sprintf("allocs?seconds=%d", seconds),
+		"block": fmt.Sprintf("block?seconds=%d", seconds), "mutex": fmt.Sprintf("mutex?seconds=%d", seconds),
+	} {
+		if name != "cpu" && os.Getenv("BENCH_PROFILE") != name {
+			continue
+		}
+		text, err := b.get(ctx, "http://"+l.profiles+"/debug/pprof/"+query)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(b.profiles, l.name+"-"+workload+"."+name), text, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *bench) get(ctx context.Context, url string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	text, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: status %d: %s", url, resp.StatusCode, text)
+	}
+	return text, err
+}
+
+// charges asks the provider's ledger.
+func (b *bench) charges() (int, error) {
+	text, err := b.get(context.Background(), b.ledger+"/ledger")
+	if err != nil {
+		return 0, err
+	}
+	var l struct {
+		Count int `json:"count"`
+	}
+	return l.Count, json.Unmarshal(text, &l)
+}
+
+func (b *bench) resetLedger() error {
+	req, err := http.NewRequest(http.MethodDelete, b.ledger+"/ledger", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode >= 300 {
+		return fmt.Errorf("reset the ledger: status %d", resp.StatusCode)
+	}
+	return nil
+}
+
+// grow measures a store that holds many settled records.
+func (b *bench) grow(ctx context.Context, r *report, kind string) error {
+	before := len(b.running)
+	defer func() {
+		for _, p := range slices.Backward(b.running[before:]) {
+			p.stop()
+		}
+		b.running = b.running[:before]
+	}()
+	var (
+		server *process
+		sync   = func(bool) error { return nil }
+		size   func(name string) (int64, error)
+		at     func(name string) place
+	)
+	switch kind {
+	case "bolt":
+		file := func(name string) string { return filepath.Join(b.dir, name+".db") }
+		at = func(name string) place { return place{"bolt", file(name), name} }
+		size = func(name string) (int64, error) {
+			info, err := os.Stat(file(name))
+			if errors.Is(err, os.ErrNotExist) {
+				return 0, nil
+			}
+			if err != nil {
+				return 0, err
+			}
+			return info.Size(), nil
+		}
+	case "redis":
+		s, err := b.startRedis(ctx, "redis-growth")
+		if err != nil {
+			return err
+		}
+		server, sync = s.process, s.sync
+		size = func(name string) (int64, error) { return s.size(ctx, name) }
+		at = func(name string) place { return place{"redis", s.address(), name} }
+	case "postgres":
+		s, err := b.startPostgres(ctx, "postgres-growth")
+		if err != nil {
+			return err
+		}
+		server = s.process
+		sync = func(on bool) error { return s.sync(ctx, on) }
+		size = func(name string) (int64, error) { return s.size(ctx, name) }
+		at = func(name string) place { return place{"postgres", s.dsn(), name} }
+	}
+	if err := sync(false); err != nil {
+		return err
+	}
+	layers := make([]*layer, len(b.growth))
+	for i, records := range b.growth {
+		p := at("growth_" + strconv.Itoa(records))
+		was, err := size(p.name)
+		if err != nil {
+			return err
+		}
+		started := time.Now()
+		f, said, err := b.serve("fill", "fill", append(p.args(), "-count", strconv.Itoa(records))...)
+		if err != nil {
+			return err
+		}
+		f.stop()
+		if said != "filled" {
+			return fmt.Errorf("loading said %q", said)
+		}
+		is, err := size(p.name)
+		if err != nil {
+			return err
+		}
+		bytes := float64(is-was) / float64(records)
+		progress("%s: %d settled records loaded in %s, %.0f bytes each", kind, records, time.Since(started).Round(time.Millisecond), bytes)
+		r.RecordBytes[kind] = bytes // of the most records, where what a store takes once does not count
+		layers[i] = &layer{name: kind, server: server, next: int64(records)}
+	}
+	if err := sync(true); err != nil {
+		return err
+	}
+	for i, records := range b.growth {
+		if err := b.openGateway(layers[i], at("growth_"+strconv.Itoa(records))); err != nil {
+			return err
+		}
+	}
+	connections := slices.Max(b.connections)
+	cells := map[cell][]figures{}
+	var order []cell
+	for round := range b.rounds {
+		for _, workload := range []string{workReplay, workNew} {
+			for i, records := range b.growth {
+				if err := ctx.Err(); err != nil {
+					return err
+				}
+				// The first replays show that what was loaded is what a gateway reads.
+				f, err := b.measured(ctx, layers[i], workload, connections, int64(records), false)
+				if err != nil {
+					return fmt.Errorf("%d records, %s: %w", records, workload, err)
+				}
+				progress("round %d of %d: %-14s %-6s %7d records: %8.0f/s, p50 %.2f ms, p99 %.2f ms%s", round+1, b.rounds, kind, workload, records, f.RPS, f.P50, f.P99, costs(f.cost))
+				c := cell{layer: kind, workload: workload, connections: connections, records: records}
+				if cells[c] == nil {
+					order = append(order, c)
+				}
+				cells[c] = append(cells[c], f)
+			}
+		}
+	}
+	for _, c := range order {
+		r.Growth = append(r.Growth, rowOf(c, cells[c]))
+	}
+	return nil
+}
