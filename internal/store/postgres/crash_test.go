@@ -70,7 +70,7 @@ func TestServerKilled(t *testing.T) {
 		wait()
 		server.start(t)
 		// The same store goes on, whatever its connections have been through.
-		if _, err := s.Identity(context.Background()); err != nil {
+		if _, err := s.Standing(context.Background()); err != nil {
 			t.Fatal(err)
 		}
 		journal.Verify(t, s)
@@ -231,8 +231,8 @@ func TestSchemaGone(t *testing.T) {
 	if _, err := s.Update(context.Background(), w); !errors.Is(err, store.ErrMemoryLost) {
 		t.Errorf("Update: %v", err)
 	}
-	if id, err := s.Identity(context.Background()); err != nil || id != (store.Identity{}) {
-		t.Errorf("Identity: %+v, %v", id, err)
+	if id, err := s.Standing(context.Background()); err != nil || id.Identity != (store.Identity{}) {
+		t.Errorf("Standing: %+v, %v", id, err)
 	}
 	if _, _, err := s.Get(context.Background(), "k"); err != nil {
 		t.Errorf("Get: %v", err)

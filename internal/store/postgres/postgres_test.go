@@ -21,7 +21,7 @@ func newHarness(t testing.TB, ownClock bool) storetest.Harness {
 	options := postgres.Options{DSN: server.dsn("postgres"), Schema: schema, Timeout: 30 * time.Second}
 	now := open(t, options)
 	// The first question makes the schema.
-	if _, err := now.Identity(context.Background()); err != nil {
+	if _, err := now.Standing(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	h := storetest.Harness{

@@ -1,6 +1,6 @@
 package postgres
 
-// Identity, Get, List and Meter. What they can see was committed, and so is durable.
+// Standing, Get, List and Meter. What they can see was committed, and so is durable.
 
 import (
 	"context"
@@ -50,10 +50,18 @@ func identity(row pgx.Row) (store.Identity, error) {
 	return store.Identity{Epoch: string(epoch), KeyDomain: string(domain)}, nil
 }
 
-// Identity returns who the store is; zero if it was never used.
-func (s *Store) Identity(ctx context.Context) (store.Identity, error) {
-	return call(ctx, s, "read the identity", writeID{}, func(ctx context.Context, c *pgx.Conn) (store.Identity, error) {
-		return identity(c.QueryRow(ctx, "SELECT * FROM identity()"))
+// Standing returns who the store is and how far it has come.
+func (s *Store) Standing(ctx context.Context) (store.Standing, error) {
+	return call(ctx, s, "read the standing", writeID{}, func(ctx context.Context, c *pgx.Conn) (store.Standing, error) {
+		var epoch, domain []byte
+		var sequence, now int64
+		if err := c.QueryRow(ctx, "SELECT * FROM standing()").Scan(&epoch, &domain, &sequence, &now); err != nil {
+			return store.Standing{}, err
+		}
+		return store.Standing{
+			Identity: store.Identity{Epoch: string(epoch), KeyDomain: string(domain)},
+			Sequence: uint64(sequence), Now: time.UnixMicro(now).UTC(),
+		}, nil
 	})
 }
 

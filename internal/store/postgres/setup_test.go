@@ -115,8 +115,8 @@ func TestNewerFormat(t *testing.T) {
 	initialise(t, open(t, postgres.Options{DSN: server.dsn("postgres"), Schema: schema}))
 	server.exec(t, "postgres", fmt.Sprintf("INSERT INTO %s.goose_db_version (version_id, is_applied) VALUES (99, true)", schema))
 	s := open(t, postgres.Options{DSN: server.dsn("postgres"), Schema: schema})
-	if _, err := s.Identity(context.Background()); !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "format 99") {
-		t.Errorf("Identity: %v", err)
+	if _, err := s.Standing(context.Background()); !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "format 99") {
+		t.Errorf("Standing: %v", err)
 	}
 }
 

@@ -69,6 +69,19 @@ func (s *Store) Initialise(ctx context.Context, id store.Identity) (store.Identi
 	})
 }
 
+// Disown gives the store another epoch if it carries this one.
+func (s *Store) Disown(ctx context.Context, epoch, next string) error {
+	if err := store.ValidateDisown(epoch, next); err != nil {
+		return err
+	}
+	// It can be repeated: the epoch is then another one.
+	_, err := call(ctx, s, "disown", writeID{}, func(ctx context.Context, c *pgx.Conn) (struct{}, error) {
+		_, err := c.Exec(ctx, "SELECT disown($1, $2)", []byte(epoch), []byte(next))
+		return struct{}{}, err
+	})
+	return err
+}
+
 // Reserve writes the record only if the version is as expected, no probe hits and
 // no meter overflows.
 func (s *Store) Reserve(ctx context.Context, r store.Reserve) (store.Result, error) {

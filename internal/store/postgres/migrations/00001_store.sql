@@ -68,8 +68,8 @@ $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint $$;
 -- +goose StatementEnd
 
 -- +goose StatementBegin
-CREATE FUNCTION identity(OUT o_epoch bytea, OUT o_key_domain bytea) LANGUAGE sql VOLATILE AS
-$$ SELECT epoch, key_domain FROM meta $$;
+CREATE FUNCTION standing(OUT o_epoch bytea, OUT o_key_domain bytea, OUT o_sequence bigint, OUT o_now bigint) LANGUAGE sql VOLATILE AS
+$$ SELECT m.epoch, m.key_domain, CASE WHEN v.is_called THEN v.last_value ELSE 0 END, clock() FROM meta m, version v $$;
 -- +goose StatementEnd
 
 -- +goose StatementBegin
@@ -79,6 +79,11 @@ BEGIN
     UPDATE meta SET epoch = p_epoch, key_domain = p_key_domain WHERE epoch IS NULL;
     SELECT epoch, key_domain INTO STRICT o_epoch, o_key_domain FROM meta;
 END $$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+CREATE FUNCTION disown(p_epoch bytea, p_next bytea) RETURNS void LANGUAGE sql VOLATILE AS
+$$ UPDATE meta SET epoch = p_next WHERE epoch = p_epoch $$;
 -- +goose StatementEnd
 
 -- write is Reserve and Update. It is VOLATILE and runs under READ COMMITTED: each
