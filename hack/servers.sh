@@ -6,6 +6,9 @@ set -euo pipefail
 packages=()
 command -v redis-server >/dev/null || packages+=(redis-server)
 compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || packages+=(postgresql-15)
+# What turns a server's clock, and what makes a network whose link can be cut.
+compgen -G '/usr/lib/*/faketime/libfaketime.so.1' >/dev/null || packages+=(faketime)
+command -v ip >/dev/null || packages+=(iproute2)
 ((${#packages[@]})) || exit 0
 
 if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
