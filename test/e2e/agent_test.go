@@ -44,6 +44,8 @@ type call struct {
 	body               string
 	// fault is what goes wrong at the provider.
 	fault string
+	// at is the gateway that is called; "": any.
+	at gatewayProcess
 	// token; "": the agent's.
 	token  string
 	header map[string]string
@@ -106,8 +108,11 @@ func (r reply) problem() problem {
 	return p
 }
 
-func (w *world) toolURL(tool string) string {
-	return all.GatewayURL() + "/v1/namespaces/" + w.namespace + "/tools/" + tool
+// toolURL is a tool's at one of the gateways, whichever.
+func (w *world) toolURL(tool string) string { return w.toolAt(anyGateway(), tool) }
+
+func (w *world) toolAt(g gatewayProcess, tool string) string {
+	return g.url() + "/v1/namespaces/" + w.namespace + "/tools/" + tool
 }
 
 // call calls a tool. It may be used by many agents at once.
@@ -116,7 +121,11 @@ func (w *world) call(ctx context.Context, c call) reply {
 	if tool == "" {
 		tool = charge
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, w.toolURL(tool)+c.suffix, strings.NewReader(c.body))
+	at := c.at
+	if at == "" {
+		at = anyGateway()
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, w.toolAt(at, tool)+c.suffix, strings.NewReader(c.body))
 	if err != nil {
 		return reply{err: err}
 	}
@@ -243,7 +252,11 @@ func (w *world) poll(ctx context.Context, tool, id, wait string) intentDocument 
 
 // tryPoll is poll for those who can bear that there is no answer.
 func (w *world) tryPoll(ctx context.Context, tool, id, wait string) (intentDocument, error) {
-	to := w.toolURL(tool) + "/intents/" + url.PathEscape(id)
+	return w.tryPollAt(ctx, anyGateway(), tool, id, wait)
+}
+
+func (w *world) tryPollAt(ctx context.Context, g gatewayProcess, tool, id, wait string) (intentDocument, error) {
+	to := w.toolAt(g, tool) + "/intents/" + url.PathEscape(id)
 	if wait != "" {
 		to += "?wait=" + wait
 	}

@@ -111,12 +111,11 @@ var _ = Describe("The record", func() {
 	}
 
 	It("R07: a process that starts cold replays what another one recorded", func(ctx SpecContext) {
-		first := w.pay(ctx, call{id: "k1", body: w.order("9", "10.00")}, 201, allow)
-		killManager()
-		startManager(ctx)
+		first := w.pay(ctx, call{id: "k1", body: w.order("9", "10.00"), at: one()}, 201, allow)
+		other().crash(ctx)
 		nothingSent(ctx, func() {
-			Expect(w.pay(ctx, call{id: "k1", body: w.order("9", "10")}, 201, replay).body).To(Equal(first.body))
-			w.pay(ctx, call{id: "k1", body: w.order("9", "11")}, 422, conflict)
+			Expect(w.pay(ctx, call{id: "k1", body: w.order("9", "10"), at: other()}, 201, replay).body).To(Equal(first.body))
+			w.pay(ctx, call{id: "k1", body: w.order("9", "11"), at: other()}, 422, conflict)
 		})
 	})
 
@@ -207,8 +206,9 @@ var _ = Describe("The record", func() {
 		Expect(p.Hold).NotTo(Equal(old))
 		Expect(w.charged(ctx, "9")).To(Equal(2))
 
-		killManager()
-		startManager(ctx)
+		for _, g := range gateways() {
+			g.crash(ctx)
+		}
 		w.holdIs(ctx, p.Hold, v1alpha1.HoldHeld)
 		nothingSent(ctx, func() {
 			Expect(w.pay(ctx, c, 409, unknownHold).problem().Hold).To(Equal(p.Hold))
@@ -363,10 +363,10 @@ var _ = Describe("The record", func() {
 		w.pay(ctx, call{id: "k1", body: w.order("9", "10")}, 201, allow)
 		hold := w.pay(ctx, call{id: "k2", body: w.order("9", "11")}, 409, unknownHold).problem().Hold
 		w.holdIs(ctx, hold, v1alpha1.HoldHeld)
-		stopManager(ctx)
+		controllers.stop(ctx)
 		Expect(w.tryResolve(ctx, resolver, hold, release)).To(Succeed())
 		Expect(admin.Delete(ctx, &v1alpha1.AgentTool{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: charge}})).To(Succeed())
-		startManager(ctx)
+		controllers.start(ctx)
 		spent := w.holdIs(ctx, hold, v1alpha1.HoldVoid)
 		Expect(spent.Status.Effect).To(ContainSubstring("AgentTool no longer exists"))
 		var anew *v1alpha1.PaymentHold

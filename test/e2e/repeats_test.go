@@ -135,8 +135,7 @@ var _ = Describe("Agents that repeat calls", func() {
 		before := call{session: "flow", index: "0", body: w.order("9", "10")}
 		first := w.pay(ctx, before, 201, allow)
 		// The interrupt, and the process that went on elsewhere.
-		killManager()
-		startManager(ctx)
+		anyGateway().crash(ctx)
 		Expect(w.pay(ctx, before, 201, replay).body).To(Equal(first.body))
 		w.pay(ctx, call{session: "flow", index: "1", body: w.order("10", "10")}, 201, allow)
 		Expect(w.charged(ctx, "9")).To(Equal(1))
@@ -216,7 +215,7 @@ var _ = Describe("Agents that repeat calls", func() {
 		Expect(p.IntentID).To(Equal("s1/4"))
 		Expect(p.Order.Scope).To(Equal([]string{"account/" + w.namespace + "/order/9"}))
 		// Where it says to ask, there is an answer.
-		got := w.get(ctx, all.GatewayURL()+p.Poll)
+		got := w.get(ctx, anyGateway().url()+p.Poll)
 		Expect(got.status).To(Equal(http.StatusOK), got.String())
 		Expect(got.body).To(ContainSubstring(`"state":"Held"`))
 	})

@@ -24,7 +24,7 @@ import (
 // dial opens a connection to the gateway on which anything can be written.
 func dial(ctx context.Context) net.Conn {
 	GinkgoHelper()
-	u, err := url.Parse(all.GatewayURL())
+	u, err := url.Parse(anyGateway().url())
 	Expect(err).NotTo(HaveOccurred())
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", u.Host)
 	Expect(err).NotTo(HaveOccurred())

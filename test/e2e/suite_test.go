@@ -2,14 +2,17 @@
 // kubectl, processes are killed for real, and what the money did is asked of the
 // provider's ledger and of nobody else.
 //
-// This file starts the whole, once for all specs, and ends it.
+// All specs run once for each kind of store, one kind after another, each in a process
+// of its own: on the embedded one with one process that serves, on the others with two.
+// This file starts the whole, once for all specs of a run, and ends it.
 package e2e
 
 import (
 	"context"
 	"os"
+	"os/exec"
 	"path/filepath"
-	"syscall"
+	"slices"
 	"testing"
 	"time"
 
@@ -23,6 +26,7 @@ import (
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 	"github.com/holdfast-dev/holdfast/hack/controlplane/assets"
 	"github.com/holdfast-dev/holdfast/hack/dev/cluster"
+	"github.com/holdfast-dev/holdfast/hack/dev/servers"
 	"github.com/holdfast-dev/holdfast/hack/dev/whole"
 )
 
@@ -40,6 +44,15 @@ var (
 )
 
 func TestEndToEnd(t *testing.T) {
+	switch {
+	case kind == "":
+		for _, k := range kinds {
+			t.Run(k, func(t *testing.T) { runOn(t, k) })
+		}
+		return
+	case !slices.Contains(kinds, kind):
+		t.Fatalf("%s is %q: it must be one of %v, or nothing for all of them", storeEnv, kind, kinds)
+	}
 	RegisterFailHandler(Fail)
 	log.SetLogger(GinkgoLogr)
 	SetDefaultEventuallyTimeout(30 * time.Second)
@@ -47,7 +60,21 @@ func TestEndToEnd(t *testing.T) {
 	EnforceDefaultTimeoutsWhenUsingContexts()
 	suite, reporter := GinkgoConfiguration()
 	suite.Timeout = 25 * time.Minute
-	RunSpecs(t, "the whole, from outside", suite, reporter)
+	RunSpecs(t, "the whole on "+kind+", from outside", suite, reporter)
+}
+
+// runOn runs this program again for one kind of store, with the same flags.
+func runOn(t *testing.T, kind string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], append(slices.Clone(os.Args[1:]), "-test.run=^TestEndToEnd$")...)
+	cmd.Env = append(os.Environ(), storeEnv+"="+kind)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	// It ends what it has started.
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = time.Minute
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%s: %v", kind, err)
+	}
 }
 
 var _ = BeforeSuite(func(ctx SpecContext) {
@@ -55,15 +82,25 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 	Expect(err).NotTo(HaveOccurred())
 	ports, err := cluster.FreePorts(2)
 	Expect(err).NotTo(HaveOccurred())
-	parent, err := os.MkdirTemp("", "holdfast-e2e-")
+	// In the clone, as a developer's: where a temporary directory is in memory, what the
+	// embedded store keeps there would rightly be called not durable.
+	parent, err := os.MkdirTemp(root, ".e2e-")
 	Expect(err).NotTo(HaveOccurred())
 	dir := filepath.Join(parent, "state")
+	serversDir, err = os.MkdirTemp("", "holdfast-e2e-")
+	Expect(err).NotTo(HaveOccurred())
+	Expect(os.Chmod(serversDir, 0o755)).To(Succeed())
+	DeferCleanup(os.RemoveAll, serversDir)
+	if kind != bolt {
+		shared = startServer(ctx, servers.Options{})
+	}
 	DeferCleanup(func(ctx context.Context) {
 		Expect(whole.Down(ctx, dir, false, GinkgoWriter)).To(Succeed())
 		Expect(os.RemoveAll(parent)).To(Succeed())
 	})
 	all, err = whole.Up(ctx, whole.Options{
 		Root: root, Dir: dir, GatewayPort: ports[0], ProviderPort: ports[1], UnsafeNoFsync: true,
+		SecondGateway: kind != bolt,
 		ManagerArgs: []string{
 			"--lease-settlement=" + settlement.String(), "--lease-margin=" + margin.String(), "--lease-grace=" + grace.String(),
 		},
@@ -109,26 +146,8 @@ func clientAs(user string) client.Client {
 
 var _ = JustAfterEach(func() {
 	if CurrentSpecReport().Failed() {
-		AddReportEntry("the end of the manager's log", all.Processes().Tail(whole.Manager, 60))
+		for _, g := range gateways() {
+			AddReportEntry("the end of the log of the "+string(g), all.Processes().Tail(string(g), 60))
+		}
 	}
 })
-
-// killManager ends the manager as a crash does.
-func killManager() {
-	GinkgoHelper()
-	Expect(all.Kill(whole.Manager, syscall.SIGKILL)).To(Succeed())
-	Eventually(func() bool { return all.Running(whole.Manager) }).Should(BeFalse())
-}
-
-// startManager starts it again, on what it had on the disk, and waits until it says that it is ready.
-func startManager(ctx context.Context) {
-	GinkgoHelper()
-	Expect(all.StartManager(ctx)).To(Succeed())
-}
-
-// stopManager ends it in an orderly way, until the end of the spec at the latest.
-func stopManager(ctx context.Context) {
-	GinkgoHelper()
-	DeferCleanup(func(ctx context.Context) { startManager(ctx) })
-	Expect(all.Processes().Stop(ctx, whole.Manager)).To(Succeed())
-}

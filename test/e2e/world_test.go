@@ -44,8 +44,14 @@ type world struct {
 // setting changes what a world is made of.
 type setting func(*v1alpha1.IntentBudget, *v1alpha1.AgentTool)
 
-// newWorld makes a namespace with a budget and the tool charge, and waits until it can be called.
+// newWorld makes a namespace with a store, a budget and the tool charge, and waits until it can be called.
 func newWorld(ctx context.Context, settings ...setting) *world {
+	GinkgoHelper()
+	return newWorldOn(ctx, shared, settings...)
+}
+
+// newWorldOn is newWorld with its store on a server of its own.
+func newWorldOn(ctx context.Context, on memory, settings ...setting) *world {
 	GinkgoHelper()
 	w := bareWorld(ctx)
 	budget := &v1alpha1.IntentBudget{
@@ -56,10 +62,7 @@ func newWorld(ctx context.Context, settings ...setting) *world {
 	for _, set := range settings {
 		set(budget, tool)
 	}
-	create(ctx, &v1alpha1.IdempotencyStore{
-		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: storeName},
-		Spec:       v1alpha1.IdempotencyStoreSpec{Embedded: &v1alpha1.EmbeddedStore{}},
-	})
+	w.newStore(ctx, on)
 	create(ctx, budget)
 	w.add(ctx, tool)
 	return w

@@ -1,6 +1,7 @@
 // Package whole runs all of Holdfast on this machine: the control plane, the
 // manager with both roles under its own ServiceAccount and RBAC, the test
-// provider, and the samples. It is what `make up` leaves running.
+// provider, and the samples. It is what `make up` leaves running. On request a second
+// gateway runs beside the manager, as several do in production on one shared store.
 //
 // Up is level-triggered: it brings what it finds, new, half up, old or dead, to
 // the wanted state and waits until a call of a sample tool would work.
@@ -31,6 +32,8 @@ import (
 const (
 	Manager  = "manager"
 	Provider = "provider"
+	// Gateway is the second gateway, which runs without the controllers.
+	Gateway = "gateway"
 )
 
 const (
@@ -41,6 +44,7 @@ const (
 
 	operatorNamespace = "holdfast-system"
 	operatorAccount   = "holdfast-manager"
+	gatewayAccount    = "holdfast-gateway"
 	agentNamespace    = "support"
 	agentAccount      = "agent"
 	audience          = "holdfast"
@@ -66,7 +70,10 @@ type Options struct {
 	GatewayPort, ProviderPort int
 	// UnsafeNoFsync is for tests: see cluster.Options.
 	UnsafeNoFsync bool
-	// ProviderArgs and ManagerArgs are further arguments.
+	// SecondGateway runs a gateway without the controllers beside the manager, as a
+	// process and a ServiceAccount of its own. It serves no embedded store.
+	SecondGateway bool
+	// ProviderArgs and ManagerArgs are further arguments; a second gateway has the manager's.
 	ProviderArgs, ManagerArgs []string
 	// Log is told what happens; nil for nobody.
 	Log io.Writer
@@ -84,10 +91,27 @@ type Whole struct {
 type state struct {
 	HealthPort  int `json:"healthPort"`
 	MetricsPort int `json:"metricsPort"`
+	// Second is of the second gateway; nil: there has been none.
+	Second *ports `json:"secondGateway,omitempty"`
+}
+
+// ports are where a second gateway listens.
+type ports struct {
+	Gateway int `json:"gateway"`
+	Health  int `json:"health"`
+	Metrics int `json:"metrics"`
 }
 
 // GatewayURL is where tools are called.
 func (w *Whole) GatewayURL() string { return "http://127.0.0.1:" + strconv.Itoa(w.o.GatewayPort) }
+
+// SecondGatewayURL is where the second gateway serves the same tools; "" if there is none.
+func (w *Whole) SecondGatewayURL() string {
+	if !w.o.SecondGateway {
+		return ""
+	}
+	return "http://127.0.0.1:" + strconv.Itoa(w.state.Second.Gateway)
+}
 
 // ProviderURL is the test provider; its GET /ledger counts the money.
 func (w *Whole) ProviderURL() string { return "http://127.0.0.1:" + strconv.Itoa(w.o.ProviderPort) }
@@ -135,10 +159,11 @@ func Up(ctx context.Context, o Options) (*Whole, error) {
 	if err := w.portsFree(); err != nil {
 		return nil, err
 	}
-	for _, step := range []struct {
+	type step struct {
 		what string
 		do   func(context.Context) error
-	}{
+	}
+	steps := []step{
 		{"building manager and provider, which takes minutes the first time", w.build},
 		{"starting the control plane", w.startCluster},
 		{"applying kinds, roles and admission policies", w.applyConfig},
@@ -146,7 +171,12 @@ func Up(ctx context.Context, o Options) (*Whole, error) {
 		{"starting the manager", w.StartManager},
 		{"applying the samples", w.applySamples},
 		{"writing the environment", w.writeEnv},
-	} {
+	}
+	if o.SecondGateway {
+		// Last: until it is ready nothing that the samples need would wait for it.
+		steps = slices.Insert(steps, len(steps)-1, step{"starting the second gateway", w.StartGateway})
+	}
+	for _, step := range steps {
 		w.say("%s", step.what)
 		if err := step.do(ctx); err != nil {
 			return nil, fmt.Errorf("%s: %w", step.what, err)
@@ -205,17 +235,24 @@ func stateFile(dir string) string { return filepath.Join(dir, "whole.json") }
 
 func (w *Whole) loadState() error {
 	data, err := os.ReadFile(stateFile(w.Dir()))
-	if err == nil {
-		return json.Unmarshal(data, &w.state)
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case err == nil:
+		if err := json.Unmarshal(data, &w.state); err != nil {
+			return fmt.Errorf("reading %s: %w", stateFile(w.Dir()), err)
+		}
+	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
-	ports, err := cluster.FreePorts(2)
+	free, err := cluster.FreePorts(5)
 	if err != nil {
 		return err
 	}
-	w.state = state{HealthPort: ports[0], MetricsPort: ports[1]}
+	if w.state.HealthPort == 0 {
+		w.state.HealthPort, w.state.MetricsPort = free[0], free[1]
+	}
+	if w.state.Second == nil && w.o.SecondGateway {
+		w.state.Second = &ports{Gateway: free[2], Health: free[3], Metrics: free[4]}
+	}
 	if data, err = json.MarshalIndent(w.state, "", "  "); err != nil {
 		return err
 	}
@@ -300,24 +337,79 @@ func (w *Whole) StartManager(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	data := filepath.Join(w.Dir(), "manager")
-	if err := os.MkdirAll(data, 0o700); err != nil {
+	argv, err := w.managerArgv(Manager, kubeconfig, "127.0.0.1:"+strconv.Itoa(w.o.GatewayPort),
+		"127.0.0.1:"+strconv.Itoa(w.state.HealthPort), "127.0.0.1:"+strconv.Itoa(w.state.MetricsPort))
+	if err != nil {
 		return err
 	}
-	argv := append([]string{
+	return w.run(ctx, Manager, argv, "http://127.0.0.1:"+strconv.Itoa(w.state.HealthPort)+"/readyz")
+}
+
+// managerArgv is a manager with a data directory of its own.
+func (w *Whole) managerArgv(name, kubeconfig, gateway, health, metrics string) ([]string, error) {
+	data := filepath.Join(w.Dir(), name)
+	if err := os.MkdirAll(data, 0o700); err != nil {
+		return nil, err
+	}
+	return append([]string{
 		w.program(Manager),
 		"--kubeconfig=" + kubeconfig,
 		"--operator-namespace=" + operatorNamespace,
 		"--data-dir=" + data,
-		w.gatewayAddress(),
-		"--health-probe-bind-address=127.0.0.1:" + strconv.Itoa(w.state.HealthPort),
-		"--metrics-bind-address=127.0.0.1:" + strconv.Itoa(w.state.MetricsPort),
+		"--gateway-bind-address=" + gateway,
+		"--health-probe-bind-address=" + health,
+		"--metrics-bind-address=" + metrics,
 		// For development: there is no certificate here, and the provider is local.
 		"--insecure-http",
 		"--metrics-secure=false",
 		"--allow-loopback-upstreams",
-	}, w.o.ManagerArgs...)
-	return w.run(ctx, Manager, argv, "http://127.0.0.1:"+strconv.Itoa(w.state.HealthPort)+"/readyz")
+	}, w.o.ManagerArgs...), nil
+}
+
+// GatewayProcess is a gateway without the controllers.
+type GatewayProcess struct {
+	// Name of the process, of its data directory and of its log.
+	Name string
+	// Address, Health and Metrics are host:port.
+	Address, Health, Metrics string
+	// Kubeconfig; "": one of the gateway's ServiceAccount.
+	Kubeconfig string
+	// Within is a program that runs it, with its arguments, and becomes it.
+	Within []string
+}
+
+// StartGatewayProcess starts one, or again if it differs, and waits until it says that it
+// is ready.
+func (w *Whole) StartGatewayProcess(ctx context.Context, g GatewayProcess) error {
+	if g.Kubeconfig == "" {
+		var err error
+		if g.Kubeconfig, err = w.GatewayKubeconfig(ctx); err != nil {
+			return err
+		}
+	}
+	argv, err := w.managerArgv(g.Name, g.Kubeconfig, g.Address, g.Health, g.Metrics)
+	if err != nil {
+		return err
+	}
+	argv = append(append(slices.Clone(g.Within), argv...), "--controllers=false")
+	return w.run(ctx, g.Name, argv, "http://"+g.Health+"/readyz")
+}
+
+// GatewayKubeconfig is one of the gateway's ServiceAccount, with its token renewed.
+func (w *Whole) GatewayKubeconfig(ctx context.Context) (string, error) {
+	return w.ServiceAccountKubeconfig(ctx, operatorNamespace, gatewayAccount, managerTokenFor)
+}
+
+// StartGateway starts the second gateway, or again if it differs, and waits until it says
+// that it is ready.
+func (w *Whole) StartGateway(ctx context.Context) error {
+	if !w.o.SecondGateway {
+		return errors.New("there is no second gateway here")
+	}
+	at := func(port int) string { return "127.0.0.1:" + strconv.Itoa(port) }
+	return w.StartGatewayProcess(ctx, GatewayProcess{
+		Name: Gateway, Address: at(w.state.Second.Gateway), Health: at(w.state.Second.Health), Metrics: at(w.state.Second.Metrics),
+	})
 }
 
 // run starts a process and waits until its URL answers 200.
