@@ -10,46 +10,36 @@ import (
 	"strings"
 
 	"github.com/valkey-io/valkey-go"
+
+	"github.com/holdfast-dev/holdfast/internal/store"
 )
 
-// Reason names a finding.
-type Reason string
-
+// The reasons of findings.
 const (
 	// Evicts: the server forgets keys when its memory is full.
-	Evicts Reason = "Evicts"
+	Evicts = "Evicts"
 	// NoAppendOnlyFile: writes are not logged at all.
-	NoAppendOnlyFile Reason = "NoAppendOnlyFile"
+	NoAppendOnlyFile = "NoAppendOnlyFile"
 	// NotSynced: writes are answered before they are on the disk.
-	NotSynced Reason = "NotSynced"
+	NotSynced = "NotSynced"
 	// WriteFailing: the server could not write its log last time.
-	WriteFailing Reason = "WriteFailing"
+	WriteFailing = "WriteFailing"
 	// AsyncReplica: a failover to a replica loses what it had not received.
-	AsyncReplica Reason = "AsyncReplica"
+	AsyncReplica = "AsyncReplica"
 	// IsReplica: the server takes no writes, and may lag behind.
-	IsReplica Reason = "IsReplica"
+	IsReplica = "IsReplica"
 	// LowMemory: soon all writes will be refused.
-	LowMemory Reason = "LowMemory"
+	LowMemory = "LowMemory"
 	// NotReadable: the server does not let its configuration be read.
-	NotReadable Reason = "NotReadable"
+	NotReadable = "NotReadable"
 )
-
-// Finding is something to be mended.
-type Finding struct {
-	Reason Reason
-	// Loses says that an acknowledged write could be lost, or that it cannot be
-	// ruled out.
-	Loses bool
-	// Text says it in plain words, with what to do.
-	Text string
-}
 
 // headroom is the part of maxmemory, in percent, above which memory is low.
 const headroom = 80
 
 // Durability asks the server that holds the store; no findings: what is answered
 // as written is on its disk, and stays. It cannot see what the disk itself promises.
-func (s *Store) Durability(ctx context.Context) ([]Finding, error) {
+func (s *Store) Durability(ctx context.Context) ([]store.Finding, error) {
 	var info string
 	var config map[string]string
 	var configErr error
@@ -88,10 +78,10 @@ func fields(info string) map[string]string {
 }
 
 // judge takes what it cannot read for the worse.
-func judge(info, config map[string]string, configErr error) []Finding {
-	var found []Finding
-	add := func(reason Reason, loses bool, text string, args ...any) {
-		found = append(found, Finding{Reason: reason, Loses: loses, Text: fmt.Sprintf(text, args...)})
+func judge(info, config map[string]string, configErr error) []store.Finding {
+	var found []store.Finding
+	add := func(reason string, loses bool, text string, args ...any) {
+		found = append(found, store.Finding{Reason: reason, Loses: loses, Text: fmt.Sprintf(text, args...)})
 	}
 	switch policy := info["maxmemory_policy"]; policy {
 	case "noeviction":

@@ -835,7 +835,7 @@ func TestCluster(t *testing.T) {
 func TestDurability(t *testing.T) {
 	s := newServer(t, "--appendfsync", "always")
 	st := s.used(t)
-	judged := func() []redis.Finding {
+	judged := func() []store.Finding {
 		t.Helper()
 		f, err := st.Durability(background)
 		if err != nil {
@@ -848,7 +848,7 @@ func TestDurability(t *testing.T) {
 	}
 	for _, c := range []struct {
 		set, mend []string
-		want      redis.Reason
+		want      string
 		loses     bool
 		text      string
 	}{
