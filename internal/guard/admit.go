@@ -1,5 +1,6 @@
 // This file is what happens to a call before it may be sent: the same ID's record
 // first, then an exact match, then all that stands in its way, in one Reserve.
+// Where the store has lost its memory, a first call is only asked about.
 
 package guard
 
@@ -50,6 +51,9 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 		if err != nil {
 			return Answer{}, err
 		}
+		if err := e.jumped(); err != nil {
+			return Answer{}, err
+		}
 		if cur != nil {
 			if cur, err = e.advance(ctx, cur, now); err != nil {
 				return Answer{}, err
@@ -60,7 +64,7 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 				return e.conflict(cur, reason), nil
 			}
 			if cur.State == Tombstone {
-				a, again, err := e.holdCall(ctx, &cur, cur.clone(), p, &hold{Reasons: []Reason{KeyExpired}}, now)
+				a, again, err := e.holdCall(ctx, &cur, cur.clone(), p, &hold{Reasons: []Reason{KeyExpired}}, e.remembers(cur), now)
 				if again {
 					continue
 				}
@@ -79,6 +83,10 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 			return Answer{}, err
 		}
 		w.Key = key
+		lost := from == nil && e.forgot(p, now)
+		if lost {
+			w.Meters = append(w.Meters, neverWritten)
+		}
 		req := store.Reserve{Write: w, Probes: e.mutatedProbes(probes, from), PassedOver: next.passedOver()}
 		res, err := e.repeat(ctx, start.after(e.o.Repeat), func() (store.Result, error) { return e.st.Reserve(ctx, req) })
 		if err != nil {
@@ -89,11 +97,21 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 			}
 			return Answer{}, err
 		}
-		switch res.Outcome {
-		case store.Written:
+		if res.Outcome == store.Written {
 			next.version = res.Version
 			e.done(pending{from: from, to: next, on: onCall})
-			return e.ticket(next, start), nil
+			a := e.ticket(next, start)
+			if err := e.doubts(ctx, next, res, lost); err != nil {
+				// It stands, and nobody sends under it.
+				e.o.Later(func() { e.withdraw(a.Ticket) })
+				return Answer{}, err
+			}
+			return a, nil
+		}
+		if err := e.jumped(); err != nil {
+			return Answer{}, err // nothing was written, and what was said cannot be believed
+		}
+		switch res.Outcome {
 		case store.Mismatch:
 			if cur, err = decode(res.Record); err != nil {
 				return Answer{}, err
@@ -106,7 +124,17 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 				return e.ticket(cur, start), nil
 			}
 		case store.Blocked:
-			a, again, err := e.blocked(ctx, &cur, next, p, res, kinds)
+			a, again, err := e.blocked(ctx, &cur, next, p, res.Result, kinds, lost)
+			if !again {
+				return a, err
+			}
+		case store.OverLimit:
+			if !lost {
+				return Answer{}, fmt.Errorf("%w: a Reserve cannot be %s", ErrInvariant, res.Outcome)
+			}
+			base := next.clone()
+			base.Attempts = nil // it was not begun
+			a, again, err := e.holdCall(ctx, &cur, base, p, &hold{}, false, res.Now)
 			if !again {
 				return a, err
 			}
@@ -115,6 +143,34 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 		}
 	}
 	return Answer{}, ErrContended
+}
+
+// doubts says why an attempt must not be sent though its Reserve was written.
+func (e *Engine) doubts(ctx context.Context, r *record, res answer, lost bool) error {
+	if lost {
+		return fmt.Errorf("%w: the store wrote what it was to refuse", ErrInvariant)
+	}
+	if e.o.mutation == jumpIgnored {
+		return nil
+	}
+	if err := e.jumped(); err != nil {
+		return err
+	}
+	if res.jumped {
+		return fmt.Errorf("%w: it has come back since", ErrClockJumped)
+	}
+	if res.asked == 1 {
+		return nil
+	}
+	// It may have been written the first time, by a clock that nobody has heard.
+	sr, now, err := e.st.Get(ctx, r.key)
+	if err != nil {
+		return err
+	}
+	if sr == nil || sr.Version != r.version || sr.At.Sub(now).Abs() > jumpLimit {
+		return fmt.Errorf("%w: it is not known what it showed when the attempt was reserved", ErrClockJumped)
+	}
+	return nil
 }
 
 // probesFrom asks as the step's origin does: a first call also meets its own never-sent holds.
@@ -142,6 +198,11 @@ func (e *Engine) begin(cur *record, c Call, p Policy, now time.Time) *record {
 	} else {
 		next = cur.clone()
 	}
+	if next.Imported {
+		// It was made of what a hold had shown. Who may send it is whom it belongs to.
+		next.Imported, next.CallerUID = false, c.CallerUID
+		next.IdentityHash, next.AmountHash, next.RecipientHash = c.IdentityHash, c.AmountHash, c.RecipientHash
+	}
 	next.Policy = p
 	next.State, next.Changed, next.Response = InFlight, now, nil
 	lease := e.lease(p)
@@ -165,15 +226,17 @@ func (e *Engine) ticket(r *record, start Reading) Answer {
 
 // differs compares a call with the record of its ID.
 func (r *record) differs(c Call) (Reason, bool) {
-	if r.CallerUID != c.CallerUID {
+	// A hold does not show the UID. Whose it is was said with its caller's name.
+	if r.CallerUID != c.CallerUID && !(r.Imported && r.CallerUID == "") {
 		return ReasonCaller, true
 	}
 	sameAmount := (r.Amount == nil) == (c.Amount == nil) && (r.Amount == nil || *r.Amount == *c.Amount)
 	if !sameAmount || r.Recipient != c.Recipient || !r.Scope.Equal(c.Scope) {
 		return ReasonRequest, true
 	}
-	// Under another identity block fingerprints cannot be compared.
-	if r.IdentityHash == c.IdentityHash && r.Fingerprint != c.Fingerprint {
+	// Under another identity block fingerprints cannot be compared. Where it is not known
+	// which one it was, they must be equal.
+	if (r.IdentityHash == c.IdentityHash || r.Imported) && r.Fingerprint != c.Fingerprint {
 		return ReasonRequest, true
 	}
 	return "", false
@@ -197,7 +260,8 @@ func (e *Engine) answer(r *record, now time.Time) (Answer, bool) {
 		a.RetryAfter = min(max(r.last().LeaseEnd.Sub(now), time.Second), e.o.Backoff)
 	case Retryable:
 		a.Verdict = Allow
-		if now.Before(r.RetryAt) {
+		// A clock that was set back must not make it wait for longer than was meant.
+		if now.Before(r.RetryAt) && now.After(r.Changed.Add(-time.Minute)) {
 			a.Verdict, a.Reason, a.RetryAfter = InFlightNow, ReasonBackoff, r.RetryAt.Sub(now)
 			return a, false
 		}
@@ -208,6 +272,11 @@ func (e *Engine) answer(r *record, now time.Time) (Answer, bool) {
 	case Held:
 		return e.heldAnswer(r), false
 	case Succeeded:
+		if r.Imported && r.CallerUID == "" {
+			// Whose the answer is cannot be told from a later namesake.
+			a.Verdict, a.Reason = Deny, ReasonMarkedPaid
+			break
+		}
 		a.Verdict, a.Response = Replay, r.Response
 	case Failed:
 		switch {
@@ -232,12 +301,12 @@ func (e *Engine) heldAnswer(r *record) Answer {
 	h := r.Current
 	return Answer{
 		Verdict: UnknownHold, Reason: h.Reasons[0], Reasons: h.Reasons, Intent: r.view(e.id.Epoch),
-		Hold: HoldName(r.id(), h.Number), Matches: h.Matches, MatchCount: h.MatchCount,
+		Hold: HoldName(r.id(), h.Number), Matches: h.Matches, MatchCount: h.MatchCount, Cause: h.Cause,
 	}
 }
 
 // blocked answers a call whose Reserve was refused. again: the record has changed, look once more.
-func (e *Engine) blocked(ctx context.Context, cur **record, next *record, p Policy, res store.Result, kinds []string) (Answer, bool, error) {
+func (e *Engine) blocked(ctx context.Context, cur **record, next *record, p Policy, res store.Result, kinds []string, lost bool) (Answer, bool, error) {
 	obs, reasons, err := next.obstacles(res, kinds)
 	if err != nil {
 		return Answer{}, false, err
@@ -299,7 +368,7 @@ func (e *Engine) blocked(ctx context.Context, cur **record, next *record, p Poli
 		Reasons: reasons, Matches: matches(obs), MatchCount: res.HitCount,
 		Watermark: res.Watermark, Lineage: !p.IgnoreLineage,
 	}
-	return e.holdCall(ctx, cur, base, p, h, res.Now)
+	return e.holdCall(ctx, cur, base, p, h, !lost, res.Now)
 }
 
 // errGone: what was hit no longer stands in the way.
@@ -345,12 +414,19 @@ func (e *Engine) exactMatch(ctx context.Context, obs []obstacle, now time.Time) 
 	return Answer{}, false, nil
 }
 
-// holdCall writes the hold of a call that may not be sent.
-func (e *Engine) holdCall(ctx context.Context, cur **record, next *record, p Policy, h *hold, now time.Time) (Answer, bool, error) {
+// holdCall writes the hold of a call that may not be sent. remembered: what is known of
+// the intent is all that was ever done.
+func (e *Engine) holdCall(ctx context.Context, cur **record, next *record, p Policy, h *hold, remembered bool, now time.Time) (Answer, bool, error) {
 	next.Policy = p
 	nonce := e.o.Nonce()
+	if !remembered {
+		e.presume(next, h, nonce, now)
+	}
 	next.hold(h, nonce, now)
-	limited := next.neverSent()
+	// What was sent can always be held. A first call after a loss counts as one that was
+	// not: to refuse it is as safe as to hold it, since it is not sent either way, and the
+	// ordinary calls of a whole window would otherwise become as many holds.
+	limited := next.unsent()
 	res, r, err := e.update(ctx, pending{from: *cur, to: next, on: onBlocked, now: now, nonce: nonce, limited: limited}, e.soon())
 	if err != nil {
 		return Answer{}, false, err
@@ -361,7 +437,7 @@ func (e *Engine) holdCall(ctx context.Context, cur **record, next *record, p Pol
 	case store.OverLimit:
 		return Answer{
 			Verdict: Deny, Reason: ReasonTooManyHolds, RetryAfter: time.Minute,
-			Intent: View{Key: next.id()}, Matches: h.Matches, MatchCount: h.MatchCount, Reasons: h.Reasons,
+			Intent: View{Key: next.id()}, Matches: h.Matches, MatchCount: h.MatchCount, Reasons: h.Reasons, Cause: h.Cause,
 		}, false, nil
 	default:
 		*cur = r

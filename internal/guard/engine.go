@@ -20,15 +20,8 @@ import (
 	"github.com/holdfast-dev/holdfast/internal/store"
 )
 
-const (
-	// maxTries is how often one call looks again when others change its record meanwhile.
-	maxTries = 32
-	// staleAfter is how old the last known time of the store may be before it is asked anew.
-	staleAfter = 5 * time.Second
-)
-
-// longAgo bounds a list that is asked for the store's time alone.
-var longAgo = time.Date(1972, 1, 1, 0, 0, 0, 0, time.UTC)
+// maxTries is how often one call looks again when others change its record meanwhile.
+const maxTries = 32
 
 // Change is a step that was made durable.
 type Change struct {
@@ -57,8 +50,19 @@ type Options struct {
 	// Repeat is how long a write is repeated while the store does not answer; 3 s. A
 	// settlement is repeated until its lease ends.
 	Repeat time.Duration
+	// LostAt is the store's time at which the loss of its memory was accepted; zero: it
+	// never lost any. It stays for as long as the store has this epoch.
+	LostAt time.Time
+	// ForgetLost has first calls sent although the memory was lost: somebody vouches
+	// that none of them was made before.
+	ForgetLost bool
+	// StoreClock is where the store's clock should be when the engine is made, if
+	// somebody knows: then a jump is noticed that came while no process was running.
+	StoreClock time.Time
 	// Observe is told of every step; it must not block.
 	Observe func(Change)
+	// Evidence is told of a result that could not be written; it must not block.
+	Evidence func(Evidence)
 	// Sleep waits between repeats of a write.
 	Sleep func(ctx context.Context, d time.Duration)
 	// Later runs what must still be written after its caller was answered.
@@ -76,12 +80,10 @@ type Engine struct {
 	id store.Identity
 	o  Options
 
-	mu sync.Mutex
-	// The store's time as last heard, and this process's clock at that moment.
-	storeTime time.Time
-	heardAt   time.Duration
-	watched   map[string]watch
-	inUse     inUse
+	mu      sync.Mutex
+	clock   storeClock
+	watched map[string]watch
+	inUse   inUse
 }
 
 // watch is since when this process has been watching an attempt.
@@ -115,6 +117,9 @@ func New(st store.Store, id store.Identity, o Options) *Engine {
 	if o.Observe == nil {
 		o.Observe = func(Change) {}
 	}
+	if o.Evidence == nil {
+		o.Evidence = func(Evidence) {}
+	}
 	if o.Sleep == nil {
 		o.Sleep = func(ctx context.Context, d time.Duration) {
 			t := time.NewTimer(d)
@@ -135,7 +140,11 @@ func New(st store.Store, id store.Identity, o Options) *Engine {
 			return hex.EncodeToString(b[:])
 		}
 	}
-	return &Engine{st: st, id: id, o: o, watched: map[string]watch{}}
+	e := &Engine{st: st, id: id, o: o, watched: map[string]watch{}}
+	if !o.StoreClock.IsZero() {
+		e.clock.expect(o.StoreClock, o.Clock.Now().Boot)
+	}
+	return e
 }
 
 // Identity is that of the engine's store.
@@ -144,40 +153,14 @@ func (e *Engine) Identity() store.Identity { return e.id }
 // lease is how long an attempt under this policy holds its record.
 func (e *Engine) lease(p Policy) time.Duration { return p.Timeout + e.o.Settlement + e.o.Margin }
 
-// heard takes note of the store's time.
-func (e *Engine) heard(t time.Time) {
-	if t.IsZero() {
-		return
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.storeTime, e.heardAt = t, e.o.Clock.Now().Boot
-}
-
-// now is the store's time: as last heard, and gone on by this process's clock.
-func (e *Engine) now(ctx context.Context) (time.Time, error) {
-	e.mu.Lock()
-	t, at := e.storeTime, e.heardAt
-	e.mu.Unlock()
-	boot := e.o.Clock.Now().Boot
-	if t.IsZero() || boot-at > staleAfter {
-		page, err := e.st.List(ctx, store.List{What: store.ListDue, Before: longAgo, Limit: 1})
-		if err != nil {
-			return time.Time{}, err
-		}
-		e.heard(page.Now)
-		return page.Now, nil
-	}
-	return t.Add(boot - at), nil
-}
-
 // get reads a record and begins to watch it.
 func (e *Engine) get(ctx context.Context, key string) (*record, time.Time, error) {
+	q := e.ask()
 	sr, now, err := e.st.Get(ctx, key)
 	if err != nil {
 		return nil, now, err
 	}
-	e.heard(now)
+	now, _ = e.heard(q, now)
 	r, err := decode(sr)
 	if err != nil {
 		return nil, now, err
@@ -246,6 +229,7 @@ func (e *Engine) write(p pending) (store.Write, error) {
 		return w, nil
 	}
 	w.Key = p.to.key
+	p.to.Memory = e.memory()
 	if e.o.mutation == none {
 		if err := p.to.check(); err != nil {
 			return w, fmt.Errorf("%w (on %s)", err, p.on)
@@ -280,10 +264,10 @@ func limitText(n int, limited bool) (limit string) {
 	return limit
 }
 
-// heldMeters counts the record while it is held and was never sent.
+// heldMeters counts the record while it is held and no send of it is known.
 func (r *record) heldMeters(limited bool) []store.MeterEntry {
 	amount := ""
-	if r.State == Held && r.neverSent() {
+	if r.State == Held && r.unsent() {
 		amount = "1"
 	}
 	return []store.MeterEntry{
@@ -292,22 +276,31 @@ func (r *record) heldMeters(limited bool) []store.MeterEntry {
 	}
 }
 
+// answer is what the store said to a write.
+type answer struct {
+	store.Result
+	asked  int  // how often, until it answered
+	jumped bool // by this answer its clock is not where it should be
+}
+
 // repeat asks the store until it answers, at most until the time is over. The
 // request is the same every time, so that a write that was made is recognised.
-func (e *Engine) repeat(ctx context.Context, until Reading, ask func() (store.Result, error)) (store.Result, error) {
+func (e *Engine) repeat(ctx context.Context, until Reading, ask func() (store.Result, error)) (answer, error) {
 	wait := 20 * time.Millisecond
-	for {
+	for asked := 1; ; asked++ {
+		q := e.ask()
 		res, err := ask()
 		if err == nil {
-			e.heard(res.Now)
-			return res, nil
+			a := answer{Result: res, asked: asked}
+			a.Now, a.jumped = e.heard(q, res.Now)
+			return a, nil
 		}
 		if !errors.Is(err, store.ErrUnavailable) || ctx.Err() != nil {
-			return res, err
+			return answer{}, err
 		}
 		left := e.o.Clock.Now().left(until)
 		if left <= 0 {
-			return res, err
+			return answer{}, err
 		}
 		e.o.Sleep(ctx, min(wait, left))
 		wait = min(wait*2, time.Second)
@@ -322,22 +315,22 @@ func (e *Engine) update(ctx context.Context, p pending, until Reading) (store.Re
 	}
 	res, err := e.repeat(ctx, until, func() (store.Result, error) { return e.st.Update(ctx, w) })
 	if err != nil {
-		return res, nil, err
+		return res.Result, nil, err
 	}
 	switch res.Outcome {
 	case store.Written:
 		if p.to == nil {
-			return res, nil, nil
+			return res.Result, nil, nil
 		}
 		p.to.version = res.Version
 		e.done(p)
-		return res, p.to, nil
+		return res.Result, p.to, nil
 	case store.Mismatch:
 		r, err := decode(res.Record)
 		e.see(r)
-		return res, r, err
+		return res.Result, r, err
 	default:
-		return res, p.from, nil
+		return res.Result, p.from, nil
 	}
 }
 
@@ -384,11 +377,10 @@ func (e *Engine) Hold(ctx context.Context, id HoldID) (HoldView, error) {
 
 // Holds returns a page of the intents that are held, each with its current hold.
 func (e *Engine) Holds(ctx context.Context, cursor string) ([]View, string, error) {
-	page, err := e.st.List(ctx, store.List{What: store.ListHeld, Cursor: cursor})
+	page, err := e.list(ctx, store.List{What: store.ListHeld, Cursor: cursor})
 	if err != nil {
 		return nil, "", err
 	}
-	e.heard(page.Now)
 	var out []View
 	for i := range page.Records {
 		r, _, err := e.get(ctx, page.Records[i].Key)
@@ -405,7 +397,7 @@ func (e *Engine) Holds(ctx context.Context, cursor string) ([]View, string, erro
 	return out, page.Cursor, nil
 }
 
-// HeldCount is how many intents of the budget are held and were never sent.
+// HeldCount is how many intents of the budget are held without a send that is known.
 func (e *Engine) HeldCount(ctx context.Context, budget string) (int, error) {
 	s, err := e.st.Meter(ctx, heldMeter(budget))
 	if err != nil {

@@ -50,6 +50,8 @@ const (
 	ReasonCaller Reason = "caller"
 	// ReasonRejected: a person rejected the intent (DENY).
 	ReasonRejected Reason = "rejected"
+	// ReasonMarkedPaid: a person said that it was paid, and whose the answer is cannot be told (DENY).
+	ReasonMarkedPaid Reason = "marked_paid"
 	// ReasonMarkedFailed: a person said that nothing moved; a new payment needs a new intent (DENY).
 	ReasonMarkedFailed Reason = "marked_failed"
 	// ReasonTooManyHolds: the budget's maxHeld is reached (DENY).
@@ -69,6 +71,8 @@ var (
 	ErrInvariant = errors.New("guard invariant broken")
 	// ErrCorrupt: a stored record cannot be read. It is left alone and calls to it are refused.
 	ErrCorrupt = errors.New("stored record is unreadable")
+	// ErrRefused: calls are refused for now. What was let in can be settled.
+	ErrRefused = errors.New("calls are refused")
 	// ErrContended: too many others changed the record meanwhile; try again.
 	ErrContended = errors.New("record is contended")
 )
@@ -163,6 +167,21 @@ type Result struct {
 	Detail string
 }
 
+// Evidence is a result that could not be written to its record. The intent will be held
+// as unknown, and this is what is known of it all the same.
+type Evidence struct {
+	Key               Key
+	Attempt           int
+	ProviderKey       string
+	Outcome           Outcome
+	ProviderReference string
+	// Status is the upstream's answer's, 0: there was none.
+	Status int
+	Detail string
+	// Cause is why it could not be written.
+	Cause error
+}
+
 // Match is a record that stands in a call's way.
 type Match struct {
 	Caller string `json:"caller"`
@@ -195,6 +214,8 @@ type Answer struct {
 	// may belong to other callers: a caller is told only of its own.
 	Matches    []Match
 	MatchCount int
+	// Cause says why the intent is held, where that is more than its reasons.
+	Cause string
 	// Response is what to replay (REPLAY), or what the settlement stored. Nil where nothing was ever answered.
 	Response *Response
 	// Ticket is the right to send once (ALLOW from Admit).
@@ -271,7 +292,9 @@ type AttemptView struct {
 	ProviderReference string    `json:"providerReference,omitempty"`
 	Late              bool      `json:"late,omitempty"`
 	SentLate          bool      `json:"sentLate,omitempty"`
-	Detail            string    `json:"detail,omitempty"`
+	// Lost: the memory of it was lost, so it is not known whether it was made at all.
+	Lost   bool   `json:"lost,omitempty"`
+	Detail string `json:"detail,omitempty"`
 }
 
 // HoldState is the state of one hold.

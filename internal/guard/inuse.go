@@ -17,6 +17,7 @@ const inHandFor = time.Minute
 // inUse is what of an engine's work needs its store. The Engine's mutex guards it.
 type inUse struct {
 	retired   bool
+	refused   error // why no call is let in; nil: they are
 	admitting int
 	// open are the attempts whose results are not durable, by nonce, and when each lease ends.
 	open map[string]Reading
@@ -29,11 +30,23 @@ func (e *Engine) Retire() {
 	e.inUse.retired = true
 }
 
-// Resume lets calls in again.
+// Refuse lets no call in, with this error, until Resume. What was let in can be settled,
+// and time, people and polls go on.
+func (e *Engine) Refuse(err error) {
+	refused := ErrRefused
+	if err != nil {
+		refused = fmt.Errorf("%w: %w", ErrRefused, err)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.inUse.refused = refused
+}
+
+// Resume lets calls in again, after Retire and after Refuse.
 func (e *Engine) Resume() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.inUse.retired = false
+	e.inUse.retired, e.inUse.refused = false, nil
 }
 
 // Busy says whether a call is being let in, or an attempt's result is still to be
@@ -57,6 +70,9 @@ func (e *Engine) enter() error {
 	defer e.mu.Unlock()
 	if e.inUse.retired {
 		return fmt.Errorf("%w: the store was taken out of service", store.ErrUnavailable)
+	}
+	if e.inUse.refused != nil {
+		return e.inUse.refused
 	}
 	e.inUse.admitting++
 	return nil

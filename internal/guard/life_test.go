@@ -16,14 +16,14 @@ import (
 // where it may lead.
 var designedLife = map[State]map[event][]State{
 	None: {
-		onCall: {InFlight}, onBlocked: {Held}, onLateSuccess: {Succeeded},
+		onCall: {InFlight}, onBlocked: {Held}, onImported: {Held}, onLateSuccess: {Succeeded},
 	},
 	Retryable: {
-		onCall: {InFlight}, onBlocked: {Held}, onDeadline: {Failed, Held},
+		onCall: {InFlight}, onBlocked: {Held}, onDeadline: {Failed, Held}, onLost: {Held},
 		onLateSuccess: {Succeeded}, onLateEvidence: {Retryable, Held},
 	},
 	Released: {
-		onCall: {InFlight}, onBlocked: {Held}, onUnused: {Held},
+		onCall: {InFlight}, onBlocked: {Held}, onUnused: {Held}, onLost: {Held},
 		onLateSuccess: {Succeeded}, onLateEvidence: {Released, Held},
 	},
 	InFlight: {
@@ -32,7 +32,7 @@ var designedLife = map[State]map[event][]State{
 	},
 	Held: {
 		onRelease: {Released}, onReject: {Rejected}, onMarkPaid: {Succeeded}, onMarkFailed: {Failed},
-		onSpent: {Held}, onRenumbered: {Held}, onWaitOver: {Held},
+		onSpent: {Held}, onRenumbered: {Held}, onImported: {Held}, onLost: {Held}, onWaitOver: {Held},
 		onLateSuccess: {Succeeded}, onLateEvidence: {Held},
 	},
 	Succeeded: {onLateSuccess: {Succeeded}, onLateEvidence: {Succeeded}, onTTL: {Tombstone}},
@@ -46,7 +46,7 @@ var designedLife = map[State]map[event][]State{
 var (
 	allStates = []State{None, InFlight, Retryable, Held, Released, Succeeded, Failed, Rejected, Tombstone}
 	allEvents = []event{
-		onCall, onBlocked, onSettled, onLeaseOver, onRelease, onReject, onMarkPaid, onMarkFailed, onSpent, onRenumbered,
+		onCall, onBlocked, onSettled, onLeaseOver, onRelease, onReject, onMarkPaid, onMarkFailed, onSpent, onRenumbered, onImported, onLost,
 		onUnused, onDeadline, onWaitOver, onLateSuccess, onLateEvidence, onTTL, onPurge,
 	}
 )
@@ -97,6 +97,7 @@ func TestEveryStepIsReachedByRealCalls(t *testing.T) {
 	}{
 		{None, onCall, InFlight, func(s *story, c Call) { s.send(c) }},
 		{None, onBlocked, Held, func(s *story, c Call) { blocker(s); s.wantHeld(s.admit(c), ScopeOverlap) }},
+		{None, onImported, Held, func(s *story, c Call) { s.importHold(c, 3, ScopeOverlap) }},
 		{None, onLateSuccess, Succeeded, func(s *story, c Call) {
 			tk := rejectUnknown(s, c)
 			entomb(s, c)
@@ -127,6 +128,11 @@ func TestEveryStepIsReachedByRealCalls(t *testing.T) {
 			s.settle(second, unreachable())
 			s.pass(storyTTL)
 			s.sweep()
+		}},
+		{Retryable, onLost, Held, func(s *story, c Call) {
+			s.settle(s.send(c), unreachable())
+			s.lostMemory(nil)
+			s.wantHeld(s.admit(c), OutcomeUnknown)
 		}},
 		{Retryable, onLateSuccess, Succeeded, func(s *story, c Call) {
 			first, second := secondTry(s, c)
@@ -163,6 +169,12 @@ func TestEveryStepIsReachedByRealCalls(t *testing.T) {
 			s.take(c, Release)
 			s.pass(24 * time.Hour)
 			s.sweep()
+		}},
+		{Released, onLost, Held, func(s *story, c Call) {
+			s.loseAndWait(c)
+			s.take(c, Release)
+			s.lostMemory(nil)
+			s.rehold()
 		}},
 		{Released, onLateSuccess, Succeeded, func(s *story, c Call) {
 			first := s.loseAndWait(c)
@@ -218,6 +230,16 @@ func TestEveryStepIsReachedByRealCalls(t *testing.T) {
 			if err := s.Renumber(s.ctx, s.hold(c).HoldID, 7); err != nil {
 				s.t.Fatal(err)
 			}
+		}},
+		{Held, onImported, Held, func(s *story, c Call) {
+			s.lose(c)
+			s.lostMemory(nil)
+			s.importHold(c, 7, OutcomeUnknown)
+		}},
+		{Held, onLost, Held, func(s *story, c Call) {
+			s.lose(c)
+			s.lostMemory(nil)
+			s.rehold()
 		}},
 		{Held, onWaitOver, Held, func(s *story, c Call) { s.loseAndWait(c) }},
 		{Held, onLateSuccess, Succeeded, func(s *story, c Call) { s.settle(s.lose(c), paid("re_1")) }},

@@ -95,8 +95,21 @@ func (r *record) marks(now time.Time) []store.Mark {
 		paths(markLineage, markUnderLineage, r.Lineage)
 		add("", exactString(&r.header, r.Policy.Budget), "")
 	}
-	for _, m := range identityMarks(&r.header, r.Policy.Budget) {
+	identity := identityMarks(&r.header, r.Policy.Budget)
+	if r.Imported {
+		// By which block it was identified is not known, so it meets all of them; without
+		// recipient and amount that would be every call of the tool.
+		identity = identity[:1]
+		if r.Recipient == "" && r.Amount == nil {
+			identity = nil
+		}
+	}
+	for _, m := range identity {
 		add("", m.String, m.Tag)
+	}
+	if r.State == Held && r.unsent() {
+		// It may have been sent, and a loop is shown it all the same.
+		add("", neverSentString(&r.header, r.Policy.Budget), "")
 	}
 	return out
 }

@@ -28,6 +28,9 @@ const (
 	noLaterProbes    mutation = "later steps into flight do not probe"
 	unknownIsFree    mutation = "an unknown outcome stands in nobody's way"
 	rejectedIsFree   mutation = "a rejected unknown outcome stands in nobody's way"
+	jumpIgnored      mutation = "a jump of the store's clock does not stop"
+	lostIsNew        mutation = "a first call in the window of a lost memory is sent"
+	importForgets    mutation = "a hold of a lost memory is not imported"
 )
 
 // atRest is what a mutated engine freezes for a hold that was never refused anything.

@@ -69,6 +69,9 @@ type attempt struct {
 	// provider was in flight. It counts in the join though its own key is an earlier one.
 	Counted  bool `json:"counted,omitempty"`
 	Accepted bool `json:"accepted,omitempty"` // the upstream answered 202
+	// Lost stands for all attempts that the store may have forgotten. Whoever accepted
+	// the loss has waited until what they moved would be visible.
+	Lost     bool `json:"lost,omitempty"`
 	Late     bool `json:"late,omitempty"`
 	SentLate bool `json:"sentLate,omitempty"`
 	// LateUntil is by when a byte that was sent late had been written.
@@ -157,6 +160,11 @@ type body struct {
 	MarkedPaid   bool `json:"markedPaid,omitempty"`
 	MarkedFailed bool `json:"markedFailed,omitempty"`
 	Expired      bool `json:"expired,omitempty"`
+	// Memory is the epoch of the write, where the store had lost its memory before: of
+	// what was written earlier, later steps may be missing.
+	Memory string `json:"memory,omitempty"`
+	// Imported: it was made of what a hold's object had shown, and not sent since.
+	Imported bool `json:"imported,omitempty"`
 	// PaidByHand outlives MarkedPaid: a person has said once that it was paid.
 	PaidByHand bool `json:"paidByHand,omitempty"`
 }
@@ -358,6 +366,16 @@ func (r *record) standing() (stands, ends bool) {
 // neverSent: no attempt was ever begun.
 func (r *record) neverSent() bool { return len(r.Attempts) == 0 }
 
+// unsent: no attempt is known to have been begun.
+func (r *record) unsent() bool {
+	for i := range r.Attempts {
+		if !r.Attempts[i].Lost {
+			return false
+		}
+	}
+	return true
+}
+
 // watched names what a judge watches: the last attempt, and anew once it is known that
 // a byte was sent late.
 func (r *record) watched() string {
@@ -379,7 +397,7 @@ func (r *record) watched() string {
 func (r *record) waitOver() (at time.Time, watch time.Duration) {
 	for i := range r.Attempts {
 		a := &r.Attempts[i]
-		if !a.unknown() || a.Excused || a.Generation != r.Generation {
+		if !a.unknown() || a.Excused || a.Lost || a.Generation != r.Generation {
 			continue
 		}
 		end := a.LeaseEnd
@@ -483,7 +501,7 @@ func (r *record) view(epoch string) View {
 		a := &r.Attempts[i]
 		v.Attempts = append(v.Attempts, AttemptView{
 			Number: a.Number, Outcome: a.Outcome, Started: a.Started, Ended: a.Ended, Status: a.Status,
-			ProviderReference: a.Reference, Late: a.Late, SentLate: a.SentLate, Detail: a.Detail,
+			ProviderReference: a.Reference, Late: a.Late, SentLate: a.SentLate, Lost: a.Lost, Detail: a.Detail,
 		})
 	}
 	if r.Current != nil {

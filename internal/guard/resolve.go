@@ -27,6 +27,9 @@ func (e *Engine) Resolve(ctx context.Context, res Resolution) (HoldView, error) 
 		if !e.isCurrent(r, res.HoldID) {
 			return e.holdOf(r, res.HoldID), nil
 		}
+		if err := e.jumped(); err != nil && res.Decision == Release && e.cannot(r, res) == "" {
+			return HoldView{}, fmt.Errorf("the release is taken later: %w", err)
+		}
 		p, err := e.take(r, res, now)
 		if err != nil {
 			return HoldView{}, err
@@ -196,6 +199,9 @@ func (e *Engine) Renumber(ctx context.Context, id HoldID, above int) error {
 		return err
 	}
 	for range maxTries {
+		if r, err = e.advance(ctx, r, now); err != nil {
+			return err
+		}
 		if !e.isCurrent(r, id) || r.Hold > above {
 			return nil
 		}

@@ -20,6 +20,10 @@ const keepTrying = time.Hour
 // told that the outcome is unknown, and the writing goes on.
 func (e *Engine) Settle(ctx context.Context, t *Ticket, res Result) (Answer, error) {
 	a, err := e.settle(ctx, t, t.rec, res, t.leaseEnd)
+	if err != nil {
+		// Told now, and not after the next hour: the process may not live to see its end.
+		e.evidence(t, res, err)
+	}
 	if err != nil && errors.Is(err, store.ErrUnavailable) {
 		e.o.Later(func() {
 			// What is left to do about an error was tried for an hour; the sweep of
@@ -34,21 +38,37 @@ func (e *Engine) Settle(ctx context.Context, t *Ticket, res Result) (Answer, err
 	return a, err
 }
 
-// withdraw settles an attempt whose Reserve was given up for lost: nothing was sent.
+// evidence tells of a result that is not on the record.
+func (e *Engine) evidence(t *Ticket, res Result, cause error) {
+	v := Evidence{
+		Key: t.Key, Attempt: t.Attempt, ProviderKey: t.ProviderKey, Outcome: res.Outcome,
+		ProviderReference: clip(res.ProviderReference), Detail: clip(res.Detail), Cause: cause,
+	}
+	if res.Response != nil {
+		v.Status = res.Response.Status
+	}
+	e.o.Evidence(v)
+}
+
+// withdraw settles an attempt under whose Reserve nothing was sent: it was given up for
+// lost, or made by a clock that cannot be believed.
 func (e *Engine) withdraw(t *Ticket) {
 	defer e.written(t)
 	ctx := context.Background()
-	key := t.rec.key
+	res := Result{Outcome: AttemptRetryable, Detail: "the store did not answer in time, or its clock had jumped; nothing was sent"}
 	for {
-		r, _, err := e.get(ctx, key)
+		r, _, err := e.get(ctx, t.rec.key)
 		if err == nil {
 			if r != nil && r.attemptWith(t.Attempt, t.nonce) != nil {
 				// If this is lost too, the sweep holds the intent: the safe side.
-				_, _ = e.settle(ctx, t, r, Result{Outcome: AttemptRetryable, Detail: "the store did not answer in time; nothing was sent"}, t.leaseEnd)
+				if _, err := e.settle(ctx, t, r, res, t.leaseEnd); err != nil {
+					e.evidence(t, res, err)
+				}
 			}
 			return
 		}
 		if !errors.Is(err, store.ErrUnavailable) || t.clock.Now().left(t.leaseEnd) <= 0 {
+			e.evidence(t, res, err)
 			return
 		}
 		e.o.Sleep(ctx, time.Second)

@@ -312,8 +312,11 @@ func (s *simStore) do(what string, run func()) error {
 	return nil
 }
 
-func (s *simStore) Identity(ctx context.Context) (store.Identity, error) {
-	return s.w.bolt.Identity(ctx)
+func (s *simStore) Standing(ctx context.Context) (store.Standing, error) {
+	return s.w.bolt.Standing(ctx)
+}
+func (s *simStore) Disown(ctx context.Context, epoch, next string) error {
+	return s.w.bolt.Disown(ctx, epoch, next)
 }
 func (s *simStore) Initialise(ctx context.Context, id store.Identity) (store.Identity, error) {
 	return s.w.bolt.Initialise(ctx, id)

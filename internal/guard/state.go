@@ -48,6 +48,8 @@ const (
 	onMarkFailed   event = "MarkFailed"    //
 	onSpent        event = "spent"         // a resolution that cannot be taken
 	onRenumbered   event = "renumbered"    // an object of another memory bears this hold's name
+	onImported     event = "imported"      // an object of a lost memory shows that it was held
+	onLost         event = "lost"          // it was written before the store lost its memory: later steps may be missing
 	onUnused       event = "unused"        // a release that nobody used for a day
 	onDeadline     event = "deadline"      // a retryable intent past its TTL
 	onWaitOver     event = "wait over"     // an unknown payment would be visible by now
@@ -67,17 +69,20 @@ type step struct {
 var life = []step{
 	{None, onCall, []State{InFlight}},
 	{None, onBlocked, []State{Held}},
+	{None, onImported, []State{Held}},
 	{None, onLateSuccess, []State{Succeeded}}, // the record was purged meanwhile
 
 	{Retryable, onCall, []State{InFlight}},
 	{Retryable, onBlocked, []State{Held}},
 	{Retryable, onDeadline, []State{Failed, Held}},
+	{Retryable, onLost, []State{Held}},
 	{Retryable, onLateSuccess, []State{Succeeded}},
 	{Retryable, onLateEvidence, []State{Retryable, Held}}, // held: it may be paid yet
 
 	{Released, onCall, []State{InFlight}},
 	{Released, onBlocked, []State{Held}},
 	{Released, onUnused, []State{Held}},
+	{Released, onLost, []State{Held}},
 	{Released, onLateSuccess, []State{Succeeded}},
 	{Released, onLateEvidence, []State{Released, Held}}, // held: it may be paid yet
 
@@ -92,6 +97,8 @@ var life = []step{
 	{Held, onMarkFailed, []State{Failed}},
 	{Held, onSpent, []State{Held}},
 	{Held, onRenumbered, []State{Held}},
+	{Held, onImported, []State{Held}},
+	{Held, onLost, []State{Held}},
 	{Held, onWaitOver, []State{Held}},
 	{Held, onLateSuccess, []State{Succeeded}}, // the hold is void
 	{Held, onLateEvidence, []State{Held}},

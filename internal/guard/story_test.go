@@ -248,7 +248,7 @@ func (s *story) end() {
 		if err := r.check(); err != nil {
 			s.t.Errorf("record %s: %v", k.IntentID, err)
 		}
-		if r.State == Held && r.neverSent() {
+		if r.State == Held && r.unsent() {
 			held[r.Policy.Budget]++
 		}
 		held[r.Policy.Budget] += 0

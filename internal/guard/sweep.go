@@ -7,6 +7,7 @@ package guard
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/holdfast-dev/holdfast/internal/store"
@@ -40,10 +41,13 @@ func (r *record) due(o Options) time.Time {
 // step is what time does to the record now; nil: nothing.
 func (e *Engine) step(r *record, now time.Time) *pending {
 	p := &pending{from: r, now: now, nonce: e.o.Nonce()}
+	if e.afterLoss(r, p) {
+		return p
+	}
 	switch r.State {
 	case InFlight:
 		a := r.last()
-		if now.Before(a.LeaseEnd.Add(a.Grace)) && e.o.mutation != noWatch || !e.hasWatched(r, a.Lease+a.Grace) {
+		if !over(a.LeaseEnd.Add(a.Grace), a.Lease+a.Grace, now) && e.o.mutation != noWatch || !e.hasWatched(r, a.Lease+a.Grace) {
 			return nil
 		}
 		p.on, p.to = onLeaseOver, r.clone()
@@ -51,18 +55,16 @@ func (e *Engine) step(r *record, now time.Time) *pending {
 		return p
 	case Held:
 		h := r.Current
-		if !h.Waiting || now.Before(h.WaitingUntil) {
-			return nil
-		}
-		if _, watch := r.waitOver(); !e.hasWatched(r, watch) {
+		_, watch := r.waitOver()
+		if !h.Waiting || !over(h.WaitingUntil, max(watch, h.WaitingUntil.Sub(h.At)), now) || !e.hasWatched(r, watch) {
 			return nil
 		}
 		p.on, p.to, p.keepMarks = onWaitOver, r.clone(), true
 		p.to.Current.Waiting = false
 		return p
 	}
-	if at := r.due(e.o); at.IsZero() || now.Before(at) {
-		return nil
+	if at := r.due(e.o); at.IsZero() || now.Before(at) || e.jumped() != nil {
+		return nil // nothing ages by a clock that is wrong
 	}
 	switch r.State {
 	case Released:
@@ -87,6 +89,13 @@ func (e *Engine) step(r *record, now time.Time) *pending {
 	return p
 }
 
+// over says whether the store's clock says that a time is over which began that long
+// before. A clock by which more is left than there ever was has been set back since: it
+// says nothing, and those who watch decide alone. They began to watch after the beginning.
+func over(at time.Time, length time.Duration, now time.Time) bool {
+	return !now.Before(at) || at.Sub(now) > length+jumpLimit
+}
+
 // leaseOver joins with the attempt in flight unknown.
 func (e *Engine) leaseOver(next *record, nonce string, now time.Time) {
 	a := next.last()
@@ -100,7 +109,11 @@ func (e *Engine) leaseOver(next *record, nonce string, now time.Time) {
 		next.joined(winner, now)
 		return
 	}
-	next.hold(&hold{Reasons: []Reason{OutcomeUnknown}, Watermark: e.mutatedFreeze()}, nonce, now)
+	h := &hold{Reasons: []Reason{OutcomeUnknown}, Watermark: e.mutatedFreeze()}
+	if !e.remembers(next) {
+		h.Cause, next.Passed = lostCause(next, e.o.LostAt), nil
+	}
+	next.hold(h, nonce, now)
 }
 
 // advance lets time do to the record what is due. Every call that sees a record
@@ -129,28 +142,75 @@ func (e *Engine) Sweep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var failed []error
-	cursor := ""
-	for {
-		page, err := e.st.List(ctx, store.List{What: store.ListDue, Before: now.Add(horizon), Cursor: cursor})
-		if err != nil {
-			return errors.Join(append(failed, err)...)
-		}
-		e.heard(page.Now)
-		for i := range page.Records {
-			if err := e.sweepOne(ctx, &page.Records[i], page.Now); err != nil {
-				if !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrInvariant) && !errors.Is(err, ErrContended) {
-					return errors.Join(append(failed, err)...)
-				}
-				failed = append(failed, err) // one bad record must not keep the others
+	began := e.o.Clock.Now().Boot
+	due := store.List{What: store.ListDue, Before: e.sweepTime(now).Add(horizon)}
+	err = e.each(ctx, due, func(sr *store.Record, now time.Time) error { return e.sweepOne(ctx, sr, now) })
+	if err != nil && !spared(err) {
+		return err
+	}
+	failed := []error{err}
+	for _, key := range e.overlooked(began) {
+		if err := e.look(ctx, key); err != nil {
+			if failed = append(failed, err); !spared(err) {
+				break
 			}
-		}
-		if cursor = page.Cursor; cursor == "" {
-			break
 		}
 	}
 	e.forget()
 	return errors.Join(failed...)
+}
+
+// spared: an error of one record, which must not keep the others.
+func spared(err error) bool {
+	return errors.Is(err, ErrCorrupt) || errors.Is(err, ErrInvariant) || errors.Is(err, ErrContended)
+}
+
+// each does something to every record of a list. What goes wrong with one does not keep
+// the others.
+func (e *Engine) each(ctx context.Context, l store.List, do func(*store.Record, time.Time) error) error {
+	var failed []error
+	for {
+		page, err := e.list(ctx, l)
+		if err != nil {
+			return err
+		}
+		for i := range page.Records {
+			if err := do(&page.Records[i], page.Now); err != nil {
+				if !spared(err) {
+					return err
+				}
+				failed = append(failed, err)
+			}
+		}
+		if l.Cursor = page.Cursor; l.Cursor == "" {
+			return errors.Join(failed...)
+		}
+	}
+}
+
+// look lets time do to one record what is due.
+func (e *Engine) look(ctx context.Context, key string) error {
+	r, now, err := e.get(ctx, key)
+	if err != nil {
+		return err
+	}
+	_, err = e.advance(ctx, r, now)
+	return err
+}
+
+// overlooked are the records that are watched and that the sweep has not met for a
+// while: the store's clock was set back, and takes them for due in a distant future.
+func (e *Engine) overlooked(began time.Duration) []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var out []string
+	for k, w := range e.watched {
+		if began-w.seen > horizon {
+			out = append(out, k)
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 func (e *Engine) sweepOne(ctx context.Context, sr *store.Record, now time.Time) error {
@@ -164,12 +224,7 @@ func (e *Engine) sweepOne(ctx context.Context, sr *store.Record, now time.Time) 
 	if sr.Due.After(now) && h.State != InFlight && h.State != Held {
 		return nil
 	}
-	r, now, err := e.get(ctx, sr.Key)
-	if err != nil {
-		return err
-	}
-	_, err = e.advance(ctx, r, now)
-	return err
+	return e.look(ctx, sr.Key)
 }
 
 // knows says that this version is being watched already.

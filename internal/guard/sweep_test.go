@@ -258,7 +258,9 @@ func TestTheStoresClockHasSteppedWhenTheOutcomeIsLost(t *testing.T) {
 	c := s.call("intent-1", "order/9")
 	tk := s.send(c)
 	s.time.stepStore(24 * time.Hour)
-	s.admit(c) // hears the new time
+	if _, err := s.Poll(s.ctx, c.Key); err != nil { // hears the new time
+		t.Fatal(err)
+	}
 	s.wantHeld(s.settle(tk, lost()), OutcomeUnknown)
 	if h := s.hold(c); h.State != HoldWaiting {
 		t.Fatalf("%s: nobody has waited", h.State)

@@ -4,6 +4,7 @@
 package guard
 
 import (
+	"errors"
 	"path/filepath"
 	"testing"
 	"time"
@@ -93,7 +94,12 @@ func TestAJumpOfTheStoresClockEndsNoWaiting(t *testing.T) {
 	if h = sweep(); h.State != HoldHeld || h.Number != 3 {
 		t.Fatalf("hold %d is %q, it should be the third, and Held", h.Number, h.State)
 	}
-	taken, err := judge.Resolve(t.Context(), Resolution{HoldID: h.HoldID, Decision: Release, By: "alice", Reason: "not in the ledger"})
+	release := Resolution{HoldID: h.HoldID, Decision: Release, By: "alice", Reason: "not in the ledger"}
+	if _, err := judge.Resolve(t.Context(), release); !errors.Is(err, ErrClockJumped) {
+		t.Fatalf("a release by a clock that jumped: %v", err)
+	}
+	judge.AcceptClock()
+	taken, err := judge.Resolve(t.Context(), release)
 	if err != nil || taken.State != HoldResolved {
 		t.Fatalf("%q (%v)", taken.State, err)
 	}
