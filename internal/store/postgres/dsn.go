@@ -5,6 +5,8 @@ package postgres
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"os"
@@ -107,4 +109,47 @@ func dsnComplaint(err error) string {
 		}
 	}
 	return "write postgres://user:password@host:port/dbname?sslmode=verify-full, or the same as keyword=value pairs; escape special characters, and name a sslrootcert that can be read"
+}
+
+// servers calls fn with each server of the DSN.
+func servers(config *pgx.ConnConfig, fn func(host string, tls *tls.Config) error) error {
+	if err := fn(config.Host, config.TLSConfig); err != nil {
+		return err
+	}
+	for _, f := range config.Fallbacks {
+		if err := fn(f.Host, f.TLSConfig); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// verifyBy has the servers verified by these authorities.
+func verifyBy(config *pgx.ConnConfig, rootCA []byte) error {
+	if rootCA == nil {
+		return nil
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(rootCA) {
+		return errors.New("there is no certificate in PEM to verify the server by")
+	}
+	return servers(config, func(_ string, c *tls.Config) error {
+		if c == nil || c.InsecureSkipVerify && c.VerifyPeerCertificate == nil {
+			return errors.New("there are authorities to verify the server by, and the DSN's sslmode verifies nothing: name verify-full or verify-ca")
+		}
+		c.RootCAs = pool
+		return nil
+	})
+}
+
+// dialBy has every connection made by dial, which resolves the names, too.
+func dialBy(config *pgx.ConnConfig, dial pgconn.DialFunc) error {
+	config.DialFunc = dial
+	config.LookupFunc = func(_ context.Context, host string) ([]string, error) { return []string{host}, nil }
+	return servers(config, func(host string, _ *tls.Config) error {
+		if strings.HasPrefix(host, "/") || strings.HasPrefix(host, "@") {
+			return errors.New("the DSN names a Unix socket: name a host")
+		}
+		return nil
+	})
 }

@@ -9,6 +9,22 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-dev/holdfast/internal/store"
+)
+
+// The reasons of findings.
+const (
+	// IsStandby: the server takes no writes.
+	IsStandby = "IsStandby"
+	// NotSynced: writes are answered before they are on the disk.
+	NotSynced = "NotSynced"
+	// TornPages: a page that was half written cannot be repaired.
+	TornPages = "TornPages"
+	// AsyncStandby: a failover loses what a standby had not received.
+	AsyncStandby = "AsyncStandby"
+	// Unlogged: tables of the store do not survive a crash.
+	Unlogged = "Unlogged"
 )
 
 // facts are what the server says of itself.
@@ -31,7 +47,7 @@ const factsQuery = `SELECT pg_is_in_recovery(), current_setting('fsync'), curren
 // Durability looks for what could lose an acknowledged write; none is good. It cannot
 // see what the server does not know: a disk that forgets, or a standby that is
 // preferred by its operator but not required.
-func (s *Store) Durability(ctx context.Context) ([]string, error) {
+func (s *Store) Durability(ctx context.Context) ([]store.Finding, error) {
 	f, err := call(ctx, s, "judge durability", writeID{}, func(ctx context.Context, c *pgx.Conn) (facts, error) {
 		return s.facts(ctx, c)
 	})
@@ -67,32 +83,46 @@ func (s *Store) factsOfAnyServer(ctx context.Context) (f facts, err error) {
 	return s.facts(ctx, c)
 }
 
-func (f facts) findings() []string {
-	var found []string
-	add := func(format string, args ...any) { found = append(found, fmt.Sprintf(format, args...)) }
+// Replicated says whether acknowledged writes are on a standby's disk, too.
+func (s *Store) Replicated(ctx context.Context) (bool, error) {
+	f, err := call(ctx, s, "judge durability", writeID{}, func(ctx context.Context, c *pgx.Conn) (facts, error) {
+		return s.facts(ctx, c)
+	})
+	if err != nil {
+		return false, unavailable("judge durability", err)
+	}
+	// With names in it, a commit waits for one of them.
+	return f.synchronousNames != "" && (f.commit == "on" || f.commit == "remote_apply"), nil
+}
+
+func (f facts) findings() []store.Finding {
+	var found []store.Finding
+	add := func(reason, format string, args ...any) {
+		found = append(found, store.Finding{Reason: reason, Loses: true, Text: fmt.Sprintf(format, args...)})
+	}
 	if f.standby {
-		add("the server is a standby: it takes no writes, point the DSN at the primary")
+		add(IsStandby, "the server is a standby: it takes no writes, point the DSN at the primary")
 	}
 	if f.fsync != "on" {
-		add("fsync is %s: acknowledged writes are lost, and the database may be damaged, when the machine fails; set fsync = on", f.fsync)
+		add(NotSynced, "fsync is %s: acknowledged writes are lost, and the database may be damaged, when the machine fails; set fsync = on", f.fsync)
 	}
 	if f.fullPageWrites != "on" {
-		add("full_page_writes is %s: a page that was half written when the machine failed cannot be repaired; set full_page_writes = on", f.fullPageWrites)
+		add(TornPages, "full_page_writes is %s: a page that was half written when the machine failed cannot be repaired; set full_page_writes = on", f.fullPageWrites)
 	}
 	switch f.commit {
 	case "on", "remote_apply":
 	case "off":
-		add("synchronous_commit is off: writes are acknowledged before they are on disk; set synchronous_commit = on")
+		add(NotSynced, "synchronous_commit is off: writes are acknowledged before they are on disk; set synchronous_commit = on")
 	default:
 		if f.replicas > 0 || f.synchronousNames != "" {
-			add("synchronous_commit is %s while there are standbys: a failover loses acknowledged writes; set synchronous_commit = on", f.commit)
+			add(AsyncStandby, "synchronous_commit is %s while there are standbys: a failover loses acknowledged writes; set synchronous_commit = on", f.commit)
 		}
 	}
 	if f.replicas > 0 && f.synchronousNames == "" {
-		add("%d replicas are attached, and synchronous_standby_names is empty: a failover to one of them loses acknowledged writes; name them in synchronous_standby_names", f.replicas)
+		add(AsyncStandby, "%d replicas are attached, and synchronous_standby_names is empty: a failover to one of them loses acknowledged writes; name them in synchronous_standby_names", f.replicas)
 	}
 	if len(f.notDurable) > 0 {
-		add("not durable after a crash, because they are unlogged: %s; ALTER them with SET LOGGED", strings.Join(f.notDurable, ", "))
+		add(Unlogged, "not durable after a crash, because they are unlogged: %s; ALTER them with SET LOGGED", strings.Join(f.notDurable, ", "))
 	}
 	return found
 }

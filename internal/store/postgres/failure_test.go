@@ -98,7 +98,7 @@ func TestReadOnly(t *testing.T) {
 		return nil
 	})
 	if findings, err := s.Durability(context.Background()); !errors.Is(err, store.ErrUnavailable) {
-		t.Errorf("Durability: %q, %v", findings, err)
+		t.Errorf("Durability: %v, %v", findings, err)
 	}
 	admin := server.admin(t, "postgres")
 	for _, statement := range []string{"SET default_transaction_read_only = off", "ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_reload_conf()"} {

@@ -58,6 +58,11 @@ type Options struct {
 	// pairs. Only the parameters in allowedParameters may be in it. The environment
 	// adds nothing.
 	DSN string
+	// RootCA are the certificates of the authorities that the server is verified by, in
+	// PEM; nil: the DSN's sslrootcert, or those of the machine.
+	RootCA []byte
+	// Dial connects to host:port; nil: a plain dialler, which also knows Unix sockets.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Schema holds the store, and nothing else; "": holdfast. It is made at first use
 	// if the role may, and the tables in it.
 	Schema string
@@ -108,6 +113,12 @@ func Open(opts Options) (*Store, error) {
 		return nil, fmt.Errorf("open store: %d connections, timeout %s: use 1 to 10000 and 100ms to 1h", opts.MaxConns, opts.Timeout)
 	}
 	config, err := parseDSN(opts.DSN)
+	if err == nil {
+		err = verifyBy(config, opts.RootCA)
+	}
+	if err == nil && opts.Dial != nil {
+		err = dialBy(config, opts.Dial)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}

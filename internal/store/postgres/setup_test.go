@@ -138,8 +138,8 @@ func TestRoleWithFewRights(t *testing.T) {
 	}
 	// Neither of the role's settings got through.
 	findings, err := s.Durability(context.Background())
-	if err != nil || slices.ContainsFunc(findings, func(f string) bool { return strings.Contains(f, "synchronous_commit") }) {
-		t.Errorf("Durability: %q, %v", findings, err)
+	if err != nil || slices.ContainsFunc(findings, func(f store.Finding) bool { return strings.Contains(f.Text, "synchronous_commit") }) {
+		t.Errorf("Durability: %v, %v", findings, err)
 	}
 }
 
@@ -150,7 +150,14 @@ func TestDurability(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return found
+		var texts []string
+		for _, f := range found {
+			if !f.Loses || f.Reason == "" {
+				t.Errorf("%+v loses nothing, or has no reason", f)
+			}
+			texts = append(texts, f.Text)
+		}
+		return texts
 	}
 	is := func(found []string, begins ...string) {
 		t.Helper()
@@ -181,6 +188,9 @@ func TestDurability(t *testing.T) {
 		return nil
 	})
 	is(findings(s), "1 replicas are attached, and synchronous_standby_names is empty")
+	if replicated, err := s.Replicated(context.Background()); err != nil || replicated {
+		t.Errorf("replicated: %t, %v", replicated, err)
+	}
 	is(findings(open(t, postgres.Options{DSN: follower.dsn("postgres")})), "the server is a standby")
 	primary.exec(t, "postgres", "ALTER SYSTEM SET synchronous_standby_names = 'second'", "SELECT pg_reload_conf()")
 	eventually(t, "the standby is synchronous", func() error {
@@ -189,6 +199,10 @@ func TestDurability(t *testing.T) {
 		}
 		return nil
 	})
+
+	if replicated, err := s.Replicated(context.Background()); err != nil || !replicated {
+		t.Errorf("replicated: %t, %v", replicated, err)
+	}
 
 	primary.exec(t, "postgres", "ALTER SYSTEM SET full_page_writes = off", "ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()")
 	eventually(t, "both are found", func() error {
