@@ -177,7 +177,7 @@ func (b *bench) openGateway(l *layer, at place) error {
 			return err
 		}
 		l.profiles = "127.0.0.1:" + strconv.Itoa(port)
-		args = append(args, "-profiles", l.profiles)
+		args = append(args, "-profiles", l.profiles, "-profiled", b.profiled)
 	}
 	var err error
 	l.process, l.url, err = b.serve("gateway-"+l.name+"-"+at.name, "gateway", args...)
@@ -286,23 +286,12 @@ func (b *bench) profile(ctx context.Context, l *layer, workload string) error {
 	if err := os.MkdirAll(b.profiles, 0o755); err != nil {
 		return err
 	}
-	seconds := max(1, int(b.measure.Seconds()))
-	for name, query := range map[string]string{
-		"cpu": fmt.Sprintf("profile?seconds=%d", seconds), "allocs": fmt.Sprintf("allocs?seconds=%d", seconds),
-		"block": fmt.Sprintf("block?seconds=%d", seconds), "mutex": fmt.Sprintf("mutex?seconds=%d", seconds),
-	} {
-		if name != "cpu" && os.Getenv("BENCH_PROFILE") != name {
-			continue
-		}
-		text, err := b.get(ctx, "http://"+l.profiles+"/debug/pprof/"+query)
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(filepath.Join(b.profiles, l.name+"-"+workload+"."+name), text, 0o644); err != nil {
-			return err
-		}
+	path := map[string]string{"cpu": "profile", "allocs": "allocs", "block": "block", "mutex": "mutex"}[b.profiled]
+	text, err := b.get(ctx, fmt.Sprintf("http://%s/debug/pprof/%s?seconds=%d", l.profiles, path, max(1, int(b.measure.Seconds()))))
+	if err != nil {
+		return err
 	}
-	return nil
+	return os.WriteFile(filepath.Join(b.profiles, l.name+"-"+workload+"."+b.profiled), text, 0o644)
 }
 
 func (b *bench) get(ctx context.Context, url string) ([]byte, error) {

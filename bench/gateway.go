@@ -119,6 +119,7 @@ func gatewayRole(args []string) error {
 	at.bind(flags)
 	upstream := flags.String("upstream", "", "the upstream")
 	profiles := flags.String("profiles", "", "address of the profiler")
+	profiled := flags.String("profiled", "", "what it is asked for")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -128,8 +129,13 @@ func gatewayRole(args []string) error {
 	ctrl.SetLogger(zap.New(zap.UseFlagOptions(&options)))
 
 	if *profiles != "" {
-		runtime.SetBlockProfileRate(100_000)
-		runtime.SetMutexProfileFraction(100)
+		// What is not looked at must not cost.
+		switch *profiled {
+		case "block":
+			runtime.SetBlockProfileRate(100_000)
+		case "mutex":
+			runtime.SetMutexProfileFraction(100)
+		}
 		go func() { _ = http.ListenAndServe(*profiles, nil) }() // of the measuring alone
 	}
 	st, err := at.open(false)

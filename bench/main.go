@@ -36,6 +36,7 @@ type settings struct {
 	measure     time.Duration
 	growth      []int
 	profiles    string
+	profiled    string
 }
 
 func main() {
@@ -77,7 +78,8 @@ func run(arguments []string) error {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.BoolVar(&s.quick, "quick", false, "one short round with few records: shows that all works, and nothing of speed")
 	flags.StringVar(&s.out, "out", "bench/results.json", "where the results are written; \"\": nowhere")
-	flags.StringVar(&s.profiles, "profiles", "", "a directory for CPU and heap profiles of the gateways at the most connections")
+	flags.StringVar(&s.profiles, "profiles", "", "a directory for profiles of the gateways at the most connections; none are taken without it")
+	flags.StringVar(&s.profiled, "profiled", "cpu", "what is profiled: cpu, allocs, block or mutex")
 	layers := flags.String("layers", strings.Join(allLayers, ","), "which layers are measured")
 	measure := flags.Duration("measure", s.measure, "how long one round of a cell is measured")
 	flags.IntVar(&s.rounds, "rounds", s.rounds, "how many rounds there are")
@@ -88,6 +90,9 @@ func run(arguments []string) error {
 	}
 	if flags.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	}
+	if !slices.Contains([]string{"cpu", "allocs", "block", "mutex"}, s.profiled) {
+		return fmt.Errorf("-profiled %q: use cpu, allocs, block or mutex", s.profiled)
 	}
 	s.measure = *measure
 	for layer := range strings.SplitSeq(*layers, ",") {

@@ -65,7 +65,7 @@ var (
 	ErrUnavailable = errors.New("access cannot be checked")
 )
 
-// Caller is a ServiceAccount that has shown a good token.
+// Caller is a ServiceAccount that has shown a good token. It does not change.
 type Caller struct {
 	// Username is system:serviceaccount:NAMESPACE:NAME.
 	Username string
@@ -73,6 +73,27 @@ type Caller struct {
 	UID    string
 	Groups []string
 	Extra  map[string][]string
+
+	// subject is the digest of all above, if it is known already.
+	subject *[sha256.Size]byte
+}
+
+// digest tells callers apart: equal ones have one.
+func (c *Caller) digest() ([sha256.Size]byte, error) {
+	if c.subject != nil {
+		return *c.subject, nil
+	}
+	text, err := json.Marshal(c) // maps are written in order, so equal callers have one text
+	if err != nil {
+		return [sha256.Size]byte{}, fmt.Errorf("%w: the caller cannot be written down: %w", ErrUnavailable, err)
+	}
+	return sha256.Sum256(text), nil
+}
+
+// permission is what a SubjectAccessReview is about.
+type permission struct {
+	subject         [sha256.Size]byte
+	namespace, tool string
 }
 
 // TokenReviews is the part of client-go's AuthenticationV1().TokenReviews() that is used.
@@ -127,6 +148,9 @@ func (r *Reviewer) Authenticate(ctx context.Context, header http.Header) (Caller
 	if caller, ok := r.known.Get(digest); ok {
 		return caller.(Caller), nil
 	}
+	if _, ok := claims(token); !ok {
+		return Caller{}, fmt.Errorf("%w: the token is malformed: send a ServiceAccount token of the audience %q", ErrUnauthenticated, Audience)
+	}
 	if why, ok := r.refused.Get(digest); ok {
 		return Caller{}, why.(error)
 	}
@@ -149,18 +173,18 @@ func (r *Reviewer) Authenticate(ctx context.Context, header http.Header) (Caller
 // Authorize says whether the caller may invoke a tool: nil, ErrForbidden or
 // ErrUnavailable, wrapped with a text for the caller.
 func (r *Reviewer) Authorize(ctx context.Context, caller Caller, namespace, tool string) error {
-	subject, err := json.Marshal(caller) // maps are written in order, so equal callers have one text
+	subject, err := caller.digest()
 	if err != nil {
-		return fmt.Errorf("%w: the caller cannot be written down: %w", ErrUnavailable, err)
+		return err
 	}
-	key := sha256.Sum256(fmt.Appendf(nil, "%d:%s%d:%s%s", len(namespace), namespace, len(tool), tool, subject))
+	key := permission{subject, namespace, tool}
 	if _, ok := r.allowed.Get(key); ok {
 		return nil
 	}
 	if why, ok := r.denied.Get(key); ok {
 		return why.(error)
 	}
-	_, err = r.once(ctx, "access "+string(key[:]), func(ctx context.Context) (any, error) {
+	_, err = r.once(ctx, fmt.Sprintf("access %s%d:%s%s", subject[:], len(namespace), namespace, tool), func(ctx context.Context) (any, error) {
 		err := r.reviewAccess(ctx, caller, namespace, tool)
 		switch {
 		case err == nil:
@@ -212,6 +236,11 @@ func (r *Reviewer) reviewToken(ctx context.Context, token string) (Caller, error
 			caller.Extra[k] = v
 		}
 	}
+	subject, err := caller.digest()
+	if err != nil {
+		return Caller{}, err
+	}
+	caller.subject = &subject
 	return caller, nil
 }
 
@@ -265,8 +294,8 @@ func Cause(err error) error {
 	return nil
 }
 
-// bearer takes the token out of a request. What cannot be a ServiceAccount's
-// token is refused here, without asking the API server.
+// bearer takes the token out of a request. What cannot be one is refused here,
+// without asking the API server.
 func bearer(header http.Header) (string, error) {
 	values := header.Values("Authorization")
 	if len(values) == 0 {
@@ -281,9 +310,6 @@ func bearer(header http.Header) (string, error) {
 		return "", fmt.Errorf("%w: the Authorization header must begin with Bearer", ErrUnauthenticated)
 	case len(token) > MaxTokenBytes:
 		return "", fmt.Errorf("%w: the token has more than %d bytes", ErrUnauthenticated, MaxTokenBytes)
-	}
-	if _, ok := claims(token); !ok {
-		return "", fmt.Errorf("%w: the token is malformed: send a ServiceAccount token of the audience %q", ErrUnauthenticated, Audience)
 	}
 	return token, nil
 }

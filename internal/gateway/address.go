@@ -13,7 +13,9 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"sync"
 	"syscall"
+	"time"
 )
 
 // Addresses say which addresses are never an upstream's, beyond those that never are.
@@ -157,20 +159,37 @@ func (a *Addresses) check(to netip.AddrPort) error {
 	}
 }
 
+// ownFor is how long the machine's own addresses are taken for what they were: to read
+// them costs as much as to connect.
+const ownFor = time.Second
+
+// own are the machine's own addresses, as read last.
+var own struct {
+	mu    sync.Mutex
+	at    time.Time
+	addrs map[netip.Addr]bool
+}
+
 // ownAddress says that an interface of this machine or pod has the address.
 func ownAddress(addr netip.Addr) (bool, error) {
-	own, err := net.InterfaceAddrs()
-	if err != nil {
-		return false, &addressError{why: "not known to be another machine's: the gateway cannot read its own addresses"}
-	}
-	for _, a := range own {
-		if n, ok := a.(*net.IPNet); ok {
-			if ip, ok := netip.AddrFromSlice(n.IP); ok && ip.Unmap() == addr {
-				return true, nil
+	own.mu.Lock()
+	defer own.mu.Unlock()
+	if own.addrs == nil || time.Since(own.at) > ownFor {
+		list, err := net.InterfaceAddrs()
+		if err != nil {
+			return false, &addressError{why: "not known to be another machine's: the gateway cannot read its own addresses"}
+		}
+		addrs := map[netip.Addr]bool{}
+		for _, a := range list {
+			if n, ok := a.(*net.IPNet); ok {
+				if ip, ok := netip.AddrFromSlice(n.IP); ok {
+					addrs[ip.Unmap()] = true
+				}
 			}
 		}
+		own.at, own.addrs = time.Now(), addrs
 	}
-	return false, nil
+	return own.addrs[addr], nil
 }
 
 // control is a net.Dialer's: it sees every address that is really dialled.
@@ -191,11 +210,21 @@ func (a *Addresses) control(ctx context.Context, network, address string, _ sysc
 // dial connects to host:port. Names are taken as absolute, so that the resolver's
 // search list never turns one into a Service of Holdfast's own namespace.
 func (a *Addresses) dial(ctx context.Context, hostport string) (*net.TCPConn, error) {
+	return a.dialWith(ctx, net.Dialer{}, hostport)
+}
+
+// dialOnce is dial for an attempt. Its connection is watched by a deadline and by what
+// the kernel has not delivered, so it need not be probed for life.
+func (a *Addresses) dialOnce(ctx context.Context, hostport string) (*net.TCPConn, error) {
+	return a.dialWith(ctx, net.Dialer{KeepAlive: -1}, hostport)
+}
+
+func (a *Addresses) dialWith(ctx context.Context, dialer net.Dialer, hostport string) (*net.TCPConn, error) {
 	host, port, err := net.SplitHostPort(hostport)
 	if err != nil {
 		return nil, fmt.Errorf("the upstream's address: %w", err)
 	}
-	dialer := net.Dialer{ControlContext: a.control}
+	dialer.ControlContext = a.control
 	conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(a.absolute(host), port))
 	if err != nil {
 		// Of several addresses the first one's error is told; a refusal is told in any case.
@@ -210,6 +239,17 @@ func (a *Addresses) dial(ctx context.Context, hostport string) (*net.TCPConn, er
 		return nil, errors.Join(errors.New("the upstream is not reached by TCP"), conn.Close())
 	}
 	return tcp, nil
+}
+
+// Dial connects to another server than an upstream's on behalf of a namespace, whose
+// object says where it is: the same addresses are refused, and the same consent asked.
+func (a Addresses) Dial(ctx context.Context, namespace, address string, consent Consent) (net.Conn, error) {
+	a.consent = consent
+	conn, err := a.dial(dialledFor(ctx, namespace), address)
+	if err != nil {
+		return nil, err
+	}
+	return conn, nil
 }
 
 func (a *Addresses) domain() string {

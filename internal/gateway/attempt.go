@@ -17,8 +17,8 @@ import (
 	"math"
 	"net"
 	"net/http"
-	"net/textproto"
 	"net/url"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -88,21 +88,16 @@ func (s *sender) send(ctx context.Context, t target, timeout time.Duration, end 
 	ctx, cancel := context.WithTimeout(ctx, min(timeout, end.Left()))
 	defer cancel()
 
-	req, err := http.NewRequestWithContext(ctx, t.method, t.url.String(), nil)
-	if err != nil {
-		return exchange{err: err}
-	}
-	req.Header = t.header
-	req.Close = true
+	req := &http.Request{Method: t.method, URL: t.url, Host: t.url.Host, Header: t.header, Close: true}
 	if len(t.body) > 0 {
 		req.Body, req.ContentLength = io.NopCloser(bytes.NewReader(t.body)), int64(len(t.body))
 	}
-	var raw bytes.Buffer
-	if err := req.Write(&raw); err != nil {
+	raw := bytes.NewBuffer(make([]byte, 0, 1024+len(t.body)))
+	if err := req.Write(raw); err != nil {
 		return exchange{err: fmt.Errorf("write the request down: %w", err)}
 	}
 
-	tcp, err := s.addresses.dial(ctx, hostport(t.url))
+	tcp, err := s.addresses.dialOnce(ctx, hostport(t.url))
 	if err != nil {
 		return exchange{err: err}
 	}
@@ -123,6 +118,9 @@ func (s *sender) send(ctx context.Context, t target, timeout time.Duration, end 
 
 	var conn net.Conn = f
 	if t.url.Scheme == "https" {
+		if err := f.bound(); err != nil {
+			return exchange{err: err}
+		}
 		config := s.tls.Clone()
 		config.ServerName = t.url.Hostname()
 		config.NextProtos = []string{"http/1.1"}
@@ -149,7 +147,12 @@ func (s *sender) send(ctx context.Context, t target, timeout time.Duration, end 
 func (s *sender) receive(conn io.Reader, req *http.Request, keep int64) (x exchange) {
 	limited := &io.LimitedReader{R: conn, N: maxAnswerHeader}
 	record := &recorder{from: limited}
-	reader := bufio.NewReader(record)
+	reader := readers.Get().(*bufio.Reader)
+	reader.Reset(record)
+	defer func() {
+		reader.Reset(nil)
+		readers.Put(reader)
+	}()
 	var resp *http.Response
 	for range 8 { // 100 and 103 may come before the answer
 		var err error
@@ -167,12 +170,7 @@ func (s *sender) receive(conn io.Reader, req *http.Request, keep int64) (x excha
 	}
 	// ReadResponse takes a Connection header with "close" away, and with it what else it names.
 	if head := record.kept[:len(record.kept)-reader.Buffered()]; resp.Header.Get("Connection") == "" {
-		_, lines, _ := bytes.Cut(head, []byte("\n"))
-		header, err := textproto.NewReader(bufio.NewReader(bytes.NewReader(lines))).ReadMIMEHeader()
-		if err != nil {
-			return exchange{status: resp.StatusCode, err: fmt.Errorf("read the answer's headers: %w", err)}
-		}
-		if values := header.Values("Connection"); len(values) > 0 {
+		if values := connectionValues(head); len(values) > 0 {
 			resp.Header["Connection"] = values
 		}
 	}
@@ -186,6 +184,31 @@ func (s *sender) receive(conn io.Reader, req *http.Request, keep int64) (x excha
 	a.status, a.header = resp.StatusCode, resp.Header
 	return exchange{answer: a, status: a.status}
 }
+
+// connectionValues are those of the Connection header in a head that was read without error.
+func connectionValues(head []byte) []string {
+	var out []string
+	folded := false
+	for line := range bytes.Lines(head) {
+		if len(line) > 0 && (line[0] == ' ' || line[0] == '\t') { // the last one goes on (RFC 9112, section 5.2)
+			if folded {
+				out[len(out)-1] += " " + string(bytes.TrimSpace(line))
+			}
+			continue
+		}
+		name, value, found := bytes.Cut(line, []byte(":"))
+		if folded = found && bytes.EqualFold(name, []byte("Connection")); folded {
+			out = append(out, string(bytes.TrimSpace(value)))
+		}
+	}
+	return out
+}
+
+// readers and pieces are used again: an answer is short, what reads it is not.
+var (
+	readers = sync.Pool{New: func() any { return bufio.NewReader(nil) }}
+	pieces  = sync.Pool{New: func() any { return new([32 << 10]byte) }}
+)
 
 // recorder keeps what was read through it, until it is done.
 type recorder struct {
@@ -211,7 +234,9 @@ func (s *sender) readBody(body io.Reader, keep int64) (*answer, error) {
 		taken = 0
 	}
 	digest := sha256.New()
-	piece := make([]byte, 32<<10)
+	buffer := pieces.Get().(*[32 << 10]byte)
+	defer pieces.Put(buffer)
+	piece := buffer[:]
 	for {
 		n, err := body.Read(piece)
 		digest.Write(piece[:n])

@@ -47,9 +47,7 @@ func newFence(conn *net.TCPConn, end deadline) (*fence, error) {
 	if f.raw, err = conn.SyscallConn(); err == nil {
 		// With linger 0 a close drops what the kernel has not delivered. It also
 		// covers the process being killed, so it is set from the beginning.
-		if err = conn.SetLinger(0); err == nil {
-			err = f.bound()
-		}
+		err = conn.SetLinger(0)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("prepare the connection: %w", err), conn.Close())
