@@ -22,6 +22,8 @@ const (
 
 	// memoryShare is the part of the memory limit, in percent, that the data may take. The rest is
 	// for buffers, and for the pages that change while the log is rewritten.
+	redisData = "/data"
+
 	memoryShare = 75
 	redisGrace  = 60
 )
@@ -48,7 +50,7 @@ func redisConf(deploy *v1alpha1.RedisDeployment, maxmemory int64) string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	line("# Every write is on the disk before it is answered, and nothing is ever forgotten to make room.")
-	line("dir /data")
+	line("dir " + redisData)
 	line("appendonly yes")
 	line("appendfsync always")
 	line("no-appendfsync-on-rewrite no")
@@ -93,10 +95,10 @@ func renderRedis(in Inputs, k kind) (map[string]string, *corev1ac.PodSpecApplyCo
 	}
 	c := corev1ac.Container().WithImage(k.image).
 		WithCommand("sh", contentDir+"/start.sh").
-		WithWorkingDir("/data").
+		WithWorkingDir(redisData).
 		WithPorts(corev1ac.ContainerPort().WithName(k.name).WithProtocol(corev1.ProtocolTCP).WithContainerPort(k.port)).
 		WithResources(resources).
-		WithVolumeMounts(mount(volume, "/data", false), mount("content", contentDir, true), mount("secret", secretDir, true))
+		WithVolumeMounts(mount(volume, redisData, false), mount("content", contentDir, true), mount("secret", secretDir, true))
 	volumes := []*corev1ac.VolumeApplyConfiguration{
 		contentVolume(in.Store), secretVolume(SecretName(in.Store), "secret", KeyUsersACL, KeyProbePassword),
 	}

@@ -414,3 +414,11 @@ func Orphan(store *v1alpha1.IdempotencyStore, object metav1.Object) bool {
 	labels := object.GetLabels()
 	return metav1.GetControllerOf(object) == nil && labels[ManagedByLabel] == ManagedBy && labels[StoreLabel] == store.Name
 }
+
+// DataDir is where the server's container has its data volume.
+func DataDir(store *v1alpha1.IdempotencyStore) string {
+	if store.Spec.Redis != nil {
+		return redisData
+	}
+	return postgresData
+}
