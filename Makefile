@@ -6,9 +6,13 @@ SHELL := /usr/bin/env bash
 .DEFAULT_GOAL := help
 
 # Never a cached result: go test does not see what a test builds and runs.
-TESTFLAGS ?= -count=1 -timeout=30m
+TESTFLAGS ?= -count=1 -timeout=60m
 # Packages to test.
 PKG ?= ./...
+# What the whole is run on for its tests from outside, one after another.
+STORES ?= bolt redis postgres
+# How often processes are killed by make drills on each of the stores that several gateways share.
+KILLS ?= 100
 # Tested once more with the race detector, where there is a C compiler for it.
 RACE_PKG ?= ./internal/store/... ./internal/guard/...
 
@@ -64,8 +68,10 @@ test: ## Run all tests, those against a real API server and from outside include
 		go test $(TESTFLAGS) $$inside; \
 	fi; \
 	if [[ -n $$outside ]]; then \
-		echo "test: running the whole and its tests from outside"; \
-		go test $(TESTFLAGS) $$outside; \
+		for store in $(STORES); do \
+			echo "test: running the whole on $$store and its tests from outside, about five minutes"; \
+			HOLDFAST_E2E_STORE=$$store go test $(TESTFLAGS) $$outside; \
+		done; \
 	fi; \
 	if [[ $$(go env CGO_ENABLED) == 1 ]]; then \
 		echo "test: once more with the race detector: $(RACE_PKG)"; \
@@ -78,6 +84,16 @@ test: ## Run all tests, those against a real API server and from outside include
 bench: ## Measure the guard on each store beside a plain proxy and the stores' floors; bench/results.json has it all.
 	@hack/servers.sh
 	@go run ./bench
+
+.PHONY: drills
+drills: ## Kill gateways and stores under load, 200 times, and count the money.
+	@hack/servers.sh
+	@set -euo pipefail; \
+	export KUBEBUILDER_ASSETS=$$(go run ./hack/controlplane assets); \
+	for store in redis postgres; do \
+		echo "drills: $(KILLS) kills of gateways and of $$store"; \
+		HOLDFAST_E2E_STORE=$$store HOLDFAST_E2E_KILLS=$(KILLS) go test $(TESTFLAGS) -v ./test/e2e -run '^TestEndToEnd$$' -ginkgo.label-filter=drill; \
+	done
 
 .PHONY: clean
 clean: down ## End what runs and remove what was built here; caches stay.

@@ -19,6 +19,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 	"github.com/holdfast-dev/holdfast/hack/dev/servers"
@@ -231,6 +232,54 @@ var _ = Describe("A process that dies", func() {
 		}
 		w.holdIs(ctx, hold, v1alpha1.HoldHeld)
 	})
+
+	if kind != bolt {
+		It("R04, R05 and R22: a holder that outlives its lease comes back while the next attempt is in flight", func(ctx SpecContext) {
+			w := newWorld(ctx, func(_ *v1alpha1.IntentBudget, tool *v1alpha1.AgentTool) {
+				// Long enough to look at the second attempt.
+				tool.Spec.Upstream.HTTP.Timeout = &metav1.Duration{Duration: 3 * time.Second}
+			})
+			g := other()
+			c := call{id: "k1", body: w.order("9", "10")}
+			theFirst := c
+			theFirst.at, theFirst.fault = g, "hold-after-commit"
+			first := w.start(ctx, theFirst)
+			w.underWay(ctx, 1)
+			resume := g.pause()
+			// The provider's answer is there in time, and nobody reads it.
+			w.letGo(ctx)
+			Eventually(func(ctx context.Context) (string, error) {
+				doc, err := w.tryPollAt(ctx, one(), charge, c.id, "")
+				return doc.State, err
+			}).WithContext(ctx).WithTimeout(lease + grace + 20*time.Second).Should(Equal("Held"))
+			doc, err := w.tryPollAt(ctx, one(), charge, c.id, "")
+			Expect(err).NotTo(HaveOccurred())
+			w.resolve(ctx, doc.Hold.Name, release)
+			again := c
+			again.at, again.fault = one(), "hold"
+			second := w.start(ctx, again)
+			w.underWay(ctx, 1)
+
+			resume()
+			late := <-first
+			Expect(late.err).NotTo(HaveOccurred())
+			// It tells of the second attempt, or what it got itself; it frees nobody's lease.
+			Expect(late.verdict()).To(BeElementOf(inFlight, unknownHold, replay, allow), late.String())
+			doc, err = w.tryPollAt(ctx, one(), charge, c.id, "")
+			Expect(err).NotTo(HaveOccurred())
+			Expect(doc.State).To(Equal("InFlight"))
+			Expect(doc.Attempts).To(HaveLen(2))
+			w.pay(ctx, call{id: "k2", body: w.order("9", "11")}, 409, unknownHold)
+			w.letGo(ctx)
+			Expect((<-second).status).To(Equal(201))
+			w.pay(ctx, c, 201, replay)
+			// A person said that the first one had moved nothing. It had, and that is on the record if it was heard of.
+			Expect(w.charged(ctx, "9")).To(Equal(2))
+			doc = w.poll(ctx, charge, c.id, "")
+			Expect(doc.State).To(Equal("Succeeded"))
+			Expect(doc.RefundOwed).To(HaveValue(Equal(doc.Attempts[0].Outcome == "Succeeded")))
+		})
+	}
 
 	It("R19: stopped right after its Reserve, and going on when its lease is over, it sends nothing", func(ctx SpecContext) {
 		w := newWorld(ctx)

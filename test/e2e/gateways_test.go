@@ -22,6 +22,8 @@ const (
 	// controllers is the one that also runs the controllers.
 	controllers = gatewayProcess(whole.Manager)
 	second      = gatewayProcess(whole.Gateway)
+	// partitioned is behind a link that can be cut, while the specs about that run.
+	partitioned = gatewayProcess("partitioned")
 )
 
 // gateways are all that serve.
@@ -59,8 +61,11 @@ func anyGateway() gatewayProcess {
 }
 
 func (g gatewayProcess) url() string {
-	if g == second {
+	switch g {
+	case second:
 		return all.SecondGatewayURL()
+	case partitioned:
+		return "http://" + link.inside(gatewayPort)
 	}
 	return all.GatewayURL()
 }

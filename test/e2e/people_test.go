@@ -81,3 +81,10 @@ func (w *world) holds(ctx context.Context) []v1alpha1.PaymentHold {
 	Expect(admin.List(ctx, &list, client.InNamespace(w.namespace))).To(Succeed())
 	return list.Items
 }
+
+func mustJSON(v any) string {
+	GinkgoHelper()
+	data, err := json.Marshal(v)
+	Expect(err).NotTo(HaveOccurred())
+	return string(data)
+}

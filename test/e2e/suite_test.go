@@ -59,7 +59,7 @@ func TestEndToEnd(t *testing.T) {
 	SetDefaultEventuallyPollingInterval(50 * time.Millisecond)
 	EnforceDefaultTimeoutsWhenUsingContexts()
 	suite, reporter := GinkgoConfiguration()
-	suite.Timeout = 25 * time.Minute
+	suite.Timeout = time.Hour
 	RunSpecs(t, "the whole on "+kind+", from outside", suite, reporter)
 }
 

@@ -169,14 +169,14 @@ func (p *Postgres) signalAll(signal syscall.Signal) error {
 	return nil
 }
 
-// DSN is of the database, at the server's own port or at another one, a proxy's.
-func (p *Postgres) DSN(port int) string {
-	return fmt.Sprintf("host=%s port=%d user=%s password=%s dbname=postgres sslmode=disable", address, port, owner, p.password)
+// DSN is of the database at an address, its own or a proxy's.
+func (p *Postgres) DSN(host string, port int) string {
+	return fmt.Sprintf("host=%s port=%d user=%s password=%s dbname=postgres sslmode=disable", host, port, owner, p.password)
 }
 
 // Connect opens a session of the owner, past the store.
 func (p *Postgres) Connect(ctx context.Context) (*pgx.Conn, error) {
-	return pgx.Connect(ctx, p.DSN(p.port))
+	return pgx.Connect(ctx, p.DSN(address, p.port))
 }
 
 // Exec runs statements.

@@ -30,7 +30,7 @@ import (
 )
 
 const (
-	// address is where all listen: nobody else's machine reaches them.
+	// address is where all listen: no other machine reaches them.
 	address = "127.0.0.1"
 	// startLimit is how long a server may take until it answers, its recovery included.
 	startLimit = time.Minute

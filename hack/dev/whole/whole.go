@@ -356,6 +356,7 @@ func (w *Whole) managerArgv(name, kubeconfig, gateway, health, metrics string) (
 		"--kubeconfig=" + kubeconfig,
 		"--operator-namespace=" + operatorNamespace,
 		"--data-dir=" + data,
+		"--gateway-name=" + name,
 		"--gateway-bind-address=" + gateway,
 		"--health-probe-bind-address=" + health,
 		"--metrics-bind-address=" + metrics,
