@@ -8,7 +8,6 @@ package intent
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"hash"
 	"mime"
 	"net/url"
 	"slices"
@@ -49,6 +48,28 @@ type Volatile struct {
 	// Addresses: strings, or arrays of strings, in which the case of the letters
 	// A to Z means nothing.
 	Addresses []string
+
+	// ready is set by Ready.
+	ready *ready
+}
+
+// ready is what the pointers say, read once.
+type ready struct{ all, addresses *pointerTree }
+
+// Ready gives v with its pointers read, for use again and again. They must not change
+// afterwards. It fails as Check does.
+func (v Volatile) Ready() (Volatile, error) {
+	v.ready = nil
+	r := ready{}
+	var err error
+	if r.all, err = v.tree(); err != nil {
+		return v, err
+	}
+	if r.addresses, err = v.addressTree(); err != nil {
+		return v, err
+	}
+	v.ready = &r
+	return v, nil
 }
 
 // Check says whether every pointer is one. The empty pointer, which means the
@@ -72,8 +93,11 @@ func bodyKind(contentType string, body []byte) (string, error) {
 	if len(body) == 0 {
 		return bodyNone, nil
 	}
-	if contentType == "" {
+	switch contentType {
+	case "":
 		return bodyBytes, nil
+	case "application/json": // as nearly all are
+		return bodyJSON, nil
 	}
 	media, params, err := mime.ParseMediaType(contentType)
 	if err != nil {
@@ -100,7 +124,7 @@ func bodyKind(contentType string, body []byte) (string, error) {
 // any other type, also multipart, is nil: of these only the bytes count, and no
 // expression can look into them.
 func ReadBody(contentType string, body []byte, v Volatile) (Body, error) {
-	tree, err := Volatile{Addresses: v.Addresses}.tree()
+	tree, err := v.addressTree()
 	if err != nil {
 		return Body{}, err
 	}
@@ -161,32 +185,25 @@ func Fingerprint(r Request, v Volatile) (string, error) {
 	case bodyJSON, bodyForm:
 		body = Canonical(tree.apply(r.Body.value))
 	}
-	h := parts{sha256.New()}
-	h.add("holdfast.dev/fingerprint/v1")
-	h.add(r.Method)
-	h.add(r.Suffix)
-	h.add(strconv.Itoa(len(r.Query)))
+	h := make(parts, 0, 128+len(r.Suffix)+len(body))
+	h = h.add("holdfast.dev/fingerprint/v1").add(r.Method).add(r.Suffix)
+	h = h.add(strconv.Itoa(len(r.Query)))
 	for _, key := range sortedKeys(r.Query) {
-		h.add(key)
-		h.add(strconv.Itoa(len(r.Query[key])))
+		h = h.add(key).add(strconv.Itoa(len(r.Query[key])))
 		for _, value := range r.Query[key] {
-			h.add(value)
+			h = h.add(value)
 		}
 	}
-	h.add(kind)
-	h.addBytes(body)
-	return "sha256:" + hex.EncodeToString(h.Sum(nil)), nil
+	h = h.add(kind).add(string(body))
+	sum := sha256.Sum256(h)
+	return "sha256:" + hex.EncodeToString(sum[:]), nil
 }
 
-// parts hashes a list of texts, each with its length before it.
-type parts struct{ hash.Hash }
+// parts is a list of texts, each with its length before it.
+type parts []byte
 
-func (p parts) add(text string) { p.addBytes([]byte(text)) }
-
-func (p parts) addBytes(text []byte) {
-	// A hash never fails to be written to.
-	_, _ = p.Write(append(strconv.AppendInt(nil, int64(len(text)), 10), ':'))
-	_, _ = p.Write(text)
+func (p parts) add(text string) parts {
+	return append(append(strconv.AppendInt(p, int64(len(text)), 10), ':'), text...)
 }
 
 // pointerTree is a set of pointers, as the tree of their tokens.
@@ -196,7 +213,18 @@ type pointerTree struct {
 	next    map[string]*pointerTree
 }
 
+// addressTree is that of the addresses alone.
+func (v Volatile) addressTree() (*pointerTree, error) {
+	if v.ready != nil {
+		return v.ready.addresses, nil
+	}
+	return Volatile{Addresses: v.Addresses}.tree()
+}
+
 func (v Volatile) tree() (*pointerTree, error) {
+	if v.ready != nil {
+		return v.ready.all, nil
+	}
 	root := &pointerTree{}
 	for _, pointer := range v.Ignore {
 		node, err := root.insert(pointer)

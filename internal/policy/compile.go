@@ -423,6 +423,11 @@ func (t *Tool) compileIdentity(spec *v1alpha1.ToolIdentity) error {
 		Ignore:    append(slices.Clone(out.volatile.Ignore), "/id", "/params/_meta"),
 		Addresses: out.volatile.Addresses,
 	}
+	for _, v := range []*intent.Volatile{&out.volatile, &out.rpcVolatile} {
+		if *v, err = v.Ready(); err != nil {
+			return specError(field+".volatile", "%v", err)
+		}
+	}
 	if out.hash, err = hashIdentity(spec); err != nil {
 		return err
 	}

@@ -215,6 +215,8 @@ type expression struct {
 	name    string
 	text    string
 	program cel.Program
+	// direct gives the same without CEL where it can; nil: it never can.
+	direct direct
 	// headers are those that it names.
 	headers []string
 }
@@ -280,6 +282,7 @@ func compileExpression(field, source string, want yields) (*expression, error) {
 	if err != nil {
 		return nil, specError(field, "cannot be planned: %v", err)
 	}
+	e.direct = directOf(checked.NativeRep().Expr())
 	return e, nil
 }
 
@@ -405,9 +408,46 @@ func (e *tooCostly) Error() string {
 	return "too much work"
 }
 
+// patience bounds all evaluations of one call by CEL, from the first one on: most calls
+// have none.
+type patience struct {
+	of     context.Context
+	cancel context.CancelFunc
+}
+
+func (p *patience) begin() context.Context {
+	if p.of == nil {
+		p.of, p.cancel = context.WithTimeout(context.Background(), evaluationTime)
+	}
+	return p.of
+}
+
+func (p *patience) end() {
+	if p.cancel != nil {
+		p.cancel()
+	}
+}
+
+func (p *patience) Deadline() (time.Time, bool) { return p.begin().Deadline() }
+func (p *patience) Done() <-chan struct{}       { return p.begin().Done() }
+func (p *patience) Err() error                  { return p.begin().Err() }
+func (p *patience) Value(key any) any           { return p.begin().Value(key) }
+
 // eval gives a value; nil and no error if that is null, an empty string or an empty
 // optional; or an error, of which isMissing tells whether the call lacks a field.
 func (e *expression) eval(ctx context.Context, c *call) (ref.Val, error) {
+	if e.direct != nil {
+		if v, ok := e.direct(c); ok {
+			if v == types.String("") {
+				return nil, nil
+			}
+			return v, nil
+		}
+	}
+	return e.evalCEL(ctx, c)
+}
+
+func (e *expression) evalCEL(ctx context.Context, c *call) (ref.Val, error) {
 	v, _, err := e.program.ContextEval(ctx, c)
 	if err != nil {
 		var cancelled interpreter.EvalCancelledError

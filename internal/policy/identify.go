@@ -69,8 +69,8 @@ func (t *Tool) Identify(in CallInput) (Identity, error) {
 	if err != nil {
 		return Identity{}, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), evaluationTime)
-	defer cancel()
+	ctx := &patience{}
+	defer ctx.end()
 
 	out := Identity{IdentityHash: i.hash, AmountHash: i.amountHash, RecipientHash: i.recipientHash}
 	if out.IntentID, err = i.readIntentID(ctx, c); err != nil {

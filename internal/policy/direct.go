@@ -1,0 +1,184 @@
+// This file reads simple expressions without CEL's machinery: a field of the call, a
+// member of its body, a header, path() of those. Most expressions are no more than
+// that, and are read for every call.
+//
+// What must hold: a direct reader gives exactly the value that CEL would give, or it
+// gives none, and then CEL is asked. So every error, every missing field and every
+// limit is CEL's.
+
+package policy
+
+import (
+	"github.com/google/cel-go/common/ast"
+	"github.com/google/cel-go/common/operators"
+	"github.com/google/cel-go/common/types"
+	"github.com/google/cel-go/common/types/ref"
+
+	"github.com/holdfast-dev/holdfast/internal/intent"
+)
+
+// direct gives an expression's value, or false: ask CEL.
+type direct func(*call) (ref.Val, bool)
+
+// raw gives what the call holds at one place, as it was decoded.
+type raw func(*call) (any, bool)
+
+// directOf makes a reader; nil: the expression is not simple.
+func directOf(x ast.Expr) direct {
+	if x.Kind() == ast.LiteralKind {
+		if text, ok := x.AsLiteral().(types.String); ok {
+			return func(*call) (ref.Val, bool) { return text, true }
+		}
+		return nil
+	}
+	if x.Kind() == ast.CallKind {
+		switch c := x.AsCall(); c.FunctionName() {
+		case "path":
+			return directPath(c)
+		case "orValue":
+			return directOrValue(c)
+		}
+	}
+	read := rawOf(x)
+	if read == nil {
+		return nil
+	}
+	return func(c *call) (ref.Val, bool) {
+		v, ok := read(c)
+		if !ok {
+			return nil, false
+		}
+		return plain(v)
+	}
+}
+
+// plain is the CEL value of a text or a number.
+func plain(v any) (ref.Val, bool) {
+	switch v := v.(type) {
+	case string:
+		return types.String(v), len(v) <= maxText
+	case intent.Number:
+		return numberValue(v), true
+	}
+	return nil, false
+}
+
+// directPath is path(a, b, …) without receiver.
+func directPath(c ast.CallExpr) direct {
+	if c.IsMemberFunction() || len(c.Args()) == 0 || len(c.Args()) > intent.MaxSegments {
+		return nil
+	}
+	segments := make([]direct, len(c.Args()))
+	for i, arg := range c.Args() {
+		if segments[i] = directOf(arg); segments[i] == nil {
+			return nil
+		}
+	}
+	return func(c *call) (ref.Val, bool) {
+		var texts [intent.MaxSegments]string
+		for i, read := range segments {
+			v, ok := read(c)
+			if !ok {
+				return nil, false
+			}
+			text, err := plainText(v)
+			if err != nil {
+				return nil, false
+			}
+			texts[i] = text
+		}
+		p, err := intent.NewPath(texts[:len(segments)]...)
+		if err != nil {
+			return nil, false
+		}
+		return pathValue{p}, true
+	}
+}
+
+// directOrValue is x.?member.orValue("text").
+func directOrValue(c ast.CallExpr) direct {
+	if !c.IsMemberFunction() || len(c.Args()) != 1 || c.Target().Kind() != ast.CallKind {
+		return nil
+	}
+	otherwise, ok := literalText(c.Args()[0])
+	optional := c.Target().AsCall()
+	if !ok || optional.FunctionName() != operators.OptSelect || len(optional.Args()) != 2 {
+		return nil
+	}
+	member, ok := literalText(optional.Args()[1])
+	of := rawOf(optional.Args()[0])
+	if !ok || of == nil {
+		return nil
+	}
+	return func(c *call) (ref.Val, bool) {
+		v, ok := of(c)
+		if !ok {
+			return nil, false
+		}
+		members, ok := v.(map[string]any)
+		if !ok {
+			return nil, false
+		}
+		if v, ok = members[member]; !ok {
+			return types.String(otherwise), true
+		}
+		return plain(v)
+	}
+}
+
+func literalText(x ast.Expr) (string, bool) {
+	if x.Kind() != ast.LiteralKind {
+		return "", false
+	}
+	text, ok := x.AsLiteral().(types.String)
+	return string(text), ok
+}
+
+// rawOf reads call.field and members of it; nil: it is something else.
+func rawOf(x ast.Expr) raw {
+	var of ast.Expr
+	var name string
+	switch x.Kind() {
+	case ast.SelectKind:
+		s := x.AsSelect()
+		if s.IsTestOnly() {
+			return nil
+		}
+		of, name = s.Operand(), s.FieldName()
+	case ast.CallKind:
+		c := x.AsCall()
+		if c.FunctionName() != operators.Index || len(c.Args()) != 2 {
+			return nil
+		}
+		var ok bool
+		of = c.Args()[0]
+		if name, ok = literalText(c.Args()[1]); !ok {
+			return nil
+		}
+	default:
+		return nil
+	}
+	if of.Kind() == ast.IdentKind && of.AsIdent() == "call" {
+		f, ok := callFields[name]
+		if !ok || x.Kind() != ast.SelectKind {
+			return nil
+		}
+		return func(c *call) (any, bool) { return f.get(c) }
+	}
+	read := rawOf(of)
+	if read == nil {
+		return nil
+	}
+	return func(c *call) (any, bool) {
+		v, ok := read(c)
+		if !ok {
+			return nil, false
+		}
+		members, ok := v.(map[string]any)
+		if !ok {
+			return nil, false
+		}
+		v, ok = members[name]
+		return v, ok
+	}
+}
