@@ -4,10 +4,10 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"os"
@@ -225,7 +225,11 @@ func (c *call) body() ([]byte, *problem) {
 		p.close = true
 		return nil, p
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, most))
+	var body bytes.Buffer
+	if c.r.ContentLength > 0 {
+		body.Grow(int(c.r.ContentLength) + bytes.MinRead)
+	}
+	_, err := body.ReadFrom(http.MaxBytesReader(c.w, c.r.Body, most))
 	var over *http.MaxBytesError
 	switch {
 	case errors.As(err, &over):
@@ -242,7 +246,7 @@ func (c *call) body() ([]byte, *problem) {
 		return nil, p
 	}
 	c.whole = true
-	return body, nil
+	return body.Bytes(), nil
 }
 
 // failure is the problem for an error of the call's own, of the guard or of its store.

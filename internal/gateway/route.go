@@ -40,7 +40,7 @@ func parseRoute(escaped string) (rt route, ok bool, err error) {
 	var below bool
 	rt.tool, rest, below = strings.Cut(rest, "/")
 	// A name that the API server would not take is nobody's: there is nothing to ask.
-	if len(validation.IsDNS1123Label(rt.namespace)) > 0 || len(rt.tool) > 63 || len(validation.IsDNS1123Subdomain(rt.tool)) > 0 {
+	if !isLabel(rt.namespace) || len(rt.tool) > 63 || !isLabel(rt.tool) && len(validation.IsDNS1123Subdomain(rt.tool)) > 0 {
 		return rt, false, nil
 	}
 	if !below {
@@ -60,6 +60,19 @@ func parseRoute(escaped string) (rt route, ok bool, err error) {
 	}
 	rt.suffix = "/" + rest
 	return rt, true, nil
+}
+
+// isLabel is validation.IsDNS1123Label, which takes a regular expression for it.
+func isLabel(name string) bool {
+	if name == "" || len(name) > validation.DNS1123LabelMaxLength || name[0] == '-' || name[len(name)-1] == '-' {
+		return false
+	}
+	for i := range len(name) {
+		if c := name[i]; c != '-' && (c < '0' || c > '9') && (c < 'a' || c > 'z') {
+			return false
+		}
+	}
+	return true
 }
 
 // segment is what a caller may put for a "*" of a declared suffix. It means the same

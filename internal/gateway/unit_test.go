@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/validation"
+
 	"github.com/holdfast-dev/holdfast/internal/access"
 	"github.com/holdfast-dev/holdfast/internal/guard"
 	"github.com/holdfast-dev/holdfast/internal/intent"
@@ -244,6 +246,28 @@ func TestMayCache(t *testing.T) {
 	} {
 		if got := mayCache(&http.Response{StatusCode: tc.status, Header: tc.header}); got != tc.want {
 			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
+func TestIsLabel(t *testing.T) {
+	for _, name := range []string{
+		"", "a", "-", "a-", "-a", "a-b", "a--b", "0", "A", "a.b", "a_b", "ä", "a b", "a/b", strings.Repeat("a", 63), strings.Repeat("a", 64),
+	} {
+		if got, want := isLabel(name), len(validation.IsDNS1123Label(name)) == 0; got != want {
+			t.Errorf("%q: %t, want %t", name, got, want)
+		}
+	}
+}
+
+func TestConnectionValues(t *testing.T) {
+	for head, want := range map[string][]string{
+		"HTTP/1.1 200 OK\r\n\r\n": nil,
+		"HTTP/1.1 200 OK\r\nconnection: close\r\nX-Connection: no\r\nConnection:X-A,  X-B \r\n\r\n": {"close", "X-A,  X-B"},
+		"HTTP/1.1 200 OK\nConnection: X-A,\n\tX-B\nA: b\n c: d\n\n":                                 {"X-A, X-B"},
+	} {
+		if got := connectionValues([]byte(head)); !slices.Equal(got, want) {
+			t.Errorf("%q: %q, want %q", head, got, want)
 		}
 	}
 }
