@@ -115,7 +115,13 @@ func (c *checker) read(ctx context.Context, client valkey.Client, key string) er
 func (c *checker) run() error {
 	meta := c.hashes["meta"]
 	sequence, err := strconv.ParseUint(meta["sequence"], 10, 64)
-	if len(meta) > 0 && (err != nil || meta["format"] != format1 || meta["epoch"] == "" || meta["domain"] == "" || len(meta) != 4) {
+	known := map[string]bool{"format": true, "epoch": true, "domain": true, "sequence": true, "swept": true}
+	for name, value := range meta {
+		if !known[name] && (len(name) != nameSize || len(value) != entrySize) {
+			c.add("in the identity there is %q: %q", name, value)
+		}
+	}
+	if len(meta) > 0 && (err != nil || meta["format"] != format1 || meta["epoch"] == "" || meta["domain"] == "") {
 		c.add("the identity is %q", meta)
 	}
 	sets := map[string]map[string]float64{}

@@ -5,6 +5,7 @@ package redis_test
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,25 +18,25 @@ import (
 
 var costID = store.Identity{Epoch: "epoch", KeyDomain: "domain"}
 
-// payment is a record like the guard's: a scope of four segments, a lineage of
-// two, and about the header that it has then.
+// payment is a record like the guard's: a scope of four segments, a lineage of two,
+// about the header that it has then, and three marks for who is paid how much by
+// which tool, the last of which all payments of the tool have in common.
 func payment(i int, unsettled bool) store.Write {
 	key := fmt.Sprintf("7:support12:issue-refund35:system:serviceaccount:support:agent10:sess_%05d", i)
-	part := func(kind, rest string) string {
-		return fmt.Sprintf("%d:%s7:refunds%d:%s", len(kind), kind, len(rest), rest)
-	}
 	hex := func(kind string) string { return strings.Repeat(fmt.Sprintf("%08x", i), 8) + kind }
 	customer, lineage := fmt.Sprintf("customer/c%d", i/10), fmt.Sprintf("sess_%08d", i)
 	w := store.Write{
-		Epoch: costID.Epoch, Key: key, Nonce: fmt.Sprintf("%031d", i),
+		Epoch: costID.Epoch, Key: key, Nonce: fmt.Sprintf("%025d", i),
 		Record: &store.Record{Header: []byte(strings.Repeat("h", 596)), Unsettled: unsettled, Due: time.Unix(2e9, 0)},
 	}
-	w.Nonce += "u"
 	var until time.Time
-	if !unsettled {
-		w.Nonce = w.Nonce[:31] + "s"
+	if unsettled {
+		w.Nonce += "u"
+	} else {
+		w.Nonce += "s"
 		until = time.Now().Add(72 * time.Hour)
 	}
+	identity := strings.Repeat("1d", 32)
 	for _, m := range []store.Mark{
 		{String: part("scope", fmt.Sprintf("%s/order/%d", customer, i))},
 		{String: part("under-scope", customer+"/order")},
@@ -44,7 +45,9 @@ func payment(i int, unsettled bool) store.Write {
 		{String: part("lineage", lineage+"/call-4")},
 		{String: part("under-lineage", lineage)},
 		{String: part("exact", hex("exact"))},
-		{String: part("payment", hex("payment")), Tag: strings.Repeat("1d", 32)},
+		{String: part("payment", hex("recipient and amount")), Tag: identity},
+		{String: part("payment", hex("recipient")), Tag: identity},
+		{String: part("payment", strings.Repeat("tool", 16)), Tag: identity},
 	} {
 		m.Until = until
 		w.Marks = append(w.Marks, m)
@@ -52,33 +55,94 @@ func payment(i int, unsettled bool) store.Write {
 	return w
 }
 
-// probesOf are those of a call like it.
-func probesOf(w store.Write) []store.Probe {
-	own := func(s string) string { return strings.ReplaceAll(s, "under-", "probe-") }
-	var probes []store.Probe
-	for i, m := range w.Marks {
-		probes = append(probes, store.Probe{String: own(m.String), Except: m.Tag, First: i == 6})
+func part(kind, rest string) string {
+	return fmt.Sprintf("%d:%s7:refunds%d:%s", len(kind), kind, len(rest), rest)
+}
+
+// probesOf are those of a call like it: whether it was made or held before, and what
+// it meets by its scope, its lineage, and who is paid by which tool.
+func probesOf(i int, w store.Write) []store.Probe {
+	customer, lineage := fmt.Sprintf("customer/c%d", i/10), fmt.Sprintf("sess_%08d", i)
+	scope, call := fmt.Sprintf("%s/order/%d", customer, i), lineage+"/call-4"
+	probes := []store.Probe{
+		{String: w.Marks[6].String, First: true},
+		{String: part("never-sent", strings.Repeat(fmt.Sprintf("%08x", i), 8)), First: true},
 	}
-	// What lies under the scope and under the lineage.
-	return append(probes, store.Probe{String: "under " + w.Marks[0].String}, store.Probe{String: "under " + w.Marks[4].String})
+	for _, s := range []string{
+		part("scope", scope), part("scope", customer+"/order"), part("scope", customer), part("scope", "customer"),
+		part("under-scope", scope), part("lineage", call), part("lineage", lineage), part("under-lineage", call),
+	} {
+		probes = append(probes, store.Probe{String: s})
+	}
+	for _, m := range w.Marks[7:] {
+		probes = append(probes, store.Probe{String: m.String, Except: m.Tag})
+	}
+	return probes
 }
 
 // pair is a payment as the guard writes it.
 func pair(ctx context.Context, s *redis.Store, i, body int) error {
 	w := payment(i, true)
-	w.Meters = []store.MeterEntry{{Meter: "daily", Amount: "0.01", Limit: "1000000000"}}
-	result, err := s.Reserve(ctx, store.Reserve{Write: w, Probes: probesOf(w)})
+	result, err := s.Reserve(ctx, store.Reserve{Write: w, Probes: probesOf(i, w)})
 	if err != nil || result.Outcome != store.Written {
 		return fmt.Errorf("reserve: %+v, %w", result, err)
 	}
 	settled := payment(i, false)
-	settled.Expected, settled.Meters = result.Version, w.Meters
+	settled.Expected = result.Version
 	settled.Record.Body = make([]byte, body)
 	result, err = s.Update(ctx, settled)
 	if err != nil || result.Outcome != store.Written {
 		return fmt.Errorf("update: %+v, %w", result, err)
 	}
 	return nil
+}
+
+// pairs makes the payments from one number up to another, so many at a time.
+func pairs(t testing.TB, st *redis.Store, from, to, writers, body int) {
+	t.Helper()
+	next := atomic.Int64{}
+	next.Store(int64(from))
+	var group sync.WaitGroup
+	for range writers {
+		group.Go(func() {
+			for i := int(next.Add(1)) - 1; i < to; i = int(next.Add(1)) - 1 {
+				if err := pair(context.Background(), st, i, body); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	group.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+}
+
+// info is a number that the server says of itself, 0 if it does not say it. Of a
+// command it is the microseconds that it took in all.
+func (s *server) info(t testing.TB, name string) float64 {
+	t.Helper()
+	answer := s.do(t, "INFO", "everything")
+	info, err := answer.ToString()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(info) {
+		of, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		if of != name {
+			continue
+		}
+		if _, usec, ok := strings.Cut(value, ",usec="); ok {
+			value, _, _ = strings.Cut(usec, ",")
+		}
+		n, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			t.Fatalf("%s: %v", line, err)
+		}
+		return n
+	}
+	return 0
 }
 
 // TestBytesOfARecord: a settled record and its marks, without its body, take 2 KiB at most.
@@ -90,39 +154,9 @@ func TestBytesOfARecord(t *testing.T) {
 	if _, err := st.Initialise(ctx, costID); err != nil {
 		t.Fatal(err)
 	}
-	used := func() int64 {
-		var bytes int64
-		answer := s.do(t, "INFO", "memory")
-		info, err := answer.ToString()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for line := range strings.Lines(info) {
-			if v, ok := strings.CutPrefix(line, "used_memory:"); ok {
-				if _, err := fmt.Sscan(v, &bytes); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-		return bytes
-	}
-	before := used()
-	var group sync.WaitGroup
-	for worker := range 16 {
-		group.Go(func() {
-			for i := worker; i < n; i += 16 {
-				if err := pair(ctx, st, i, 0); err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
-	group.Wait()
-	if t.Failed() {
-		return
-	}
-	each := (used() - before) / n
+	before := s.info(t, "used_memory")
+	pairs(t, st, 0, n, 16, 0)
+	each := int64(s.info(t, "used_memory")-before) / n
 	t.Logf("%d bytes a record", each)
 	if each > most {
 		t.Errorf("%d bytes a record, want %d at most", each, most)
@@ -170,20 +204,33 @@ func benchmarkPairs(b *testing.B, st *redis.Store, writers int) {
 	if _, err := st.Initialise(ctx, costID); err != nil {
 		b.Fatal(err)
 	}
-	var next atomic.Int64
-	var group sync.WaitGroup
 	b.ResetTimer()
-	for range writers {
-		group.Go(func() {
-			for i := next.Add(1); i <= int64(b.N); i = next.Add(1) {
-				if err := pair(ctx, st, int(i), 1500); err != nil {
-					b.Error(err)
-					return
-				}
-			}
-		})
-	}
-	group.Wait()
+	pairs(b, st, 0, b.N, writers, 1500)
 	b.StopTimer()
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "pairs/s")
+}
+
+// BenchmarkServer says what the server spends on a pair: in its scripts alone, and in
+// all, with so many payments settled before.
+func BenchmarkServer(b *testing.B) {
+	for _, settled := range []int{1_000, 30_000} {
+		b.Run(fmt.Sprintf("settled=%d", settled), func(b *testing.B) {
+			s := newServer(b)
+			st := s.open(b)
+			ctx := context.Background()
+			if _, err := st.Initialise(ctx, costID); err != nil {
+				b.Fatal(err)
+			}
+			pairs(b, st, 0, settled, 16, 0)
+			s.do(b, "CONFIG", "RESETSTAT")
+			cpu := -s.info(b, "used_cpu_user_main_thread") - s.info(b, "used_cpu_sys_main_thread")
+			b.ResetTimer()
+			pairs(b, st, settled, settled+b.N, 1, 1500)
+			b.StopTimer()
+			scripts := s.info(b, "cmdstat_evalsha")
+			cpu += s.info(b, "used_cpu_user_main_thread") + s.info(b, "used_cpu_sys_main_thread")
+			b.ReportMetric(cpu*1e6/float64(b.N), "cpu-µs/pair")
+			b.ReportMetric(scripts/float64(b.N), "script-µs/pair")
+		})
+	}
 }

@@ -17,6 +17,7 @@ import (
 var (
 	errSilent  = errors.New("no answer in time: look whether the server runs, what it is busy with, and the network to it")
 	errDamaged = errors.New("the store's memory is damaged")
+	errLate    = errors.New("later questions have overtaken this one")
 	errForeign = errors.New("this program does not read it: run the one that wrote it, or use another namespace")
 )
 
@@ -71,6 +72,12 @@ func (s *Store) explain(doing string, err error) error {
 	case "HOLDFASTFORMAT":
 		format, _, _ := strings.Cut(rest, " script:")
 		return s.unavailable(doing, fmt.Errorf("the memory has format %s, not %s: %w", format, format1, errForeign))
+	case "HOLDFASTLATE":
+		return s.unavailable(doing, errLate)
+	case "HOLDFASTLOST":
+		counts, _, _ := strings.Cut(rest, " script:")
+		return fmt.Errorf("%w: %s in %s at %s: the server shows %s writes that it has answered to this process: it was set back or emptied; accept the loss of that memory, and open the store anew",
+			store.ErrMemoryLost, doing, s.opts.Namespace, strings.Join(s.opts.Addresses, ","), counts)
 	case "HOLDFASTDAMAGED":
 		return s.unavailable(doing, fmt.Errorf("%w: %w: %s", errDamaged, err, advice[code]))
 	}

@@ -3,7 +3,10 @@ package redis
 // What tests need from inside. The clock that stands still is not in any script of
 // the store: tests put other scripts together.
 
-import "strings"
+import (
+	"strings"
+	"time"
+)
 
 // TestClockKey holds seconds and microseconds, for OpenStanding.
 const TestClockKey = "clock"
@@ -20,6 +23,12 @@ func OpenStanding(opts Options) (*Store, error) {
 	return open(opts, newScripts(standing))
 }
 
+// NoProcess stands for one in a script that does not ask for it.
+var NoProcess = strings.Repeat("-", nameSize+3*6)
+
+// SetClock is this machine's clock, as the store sees it.
+func (s *Store) SetClock(now func() time.Time) { s.processes.now = now }
+
 // Prefix is what all keys of the store begin with.
 func (s *Store) Prefix() string { return s.prefix }
 
@@ -29,7 +38,7 @@ func Hash(key string) string { return hash(key) }
 // DecimalScript runs the store's arithmetic on two decimals.
 func DecimalScript() string {
 	return strings.Join([]string{"#!lua flags=no-writes\n", luaClock, luaPrelude, luaDecimal, `
-local c, d = compare(ARGV[2], ARGV[3]), subtract(ARGV[2], ARGV[3])
-return {add(ARGV[2], ARGV[3]), d or '', c < 0 and '-1' or c > 0 and '1' or '0'}
+local c, d = compare(ARGV[3], ARGV[4]), subtract(ARGV[3], ARGV[4])
+return {add(ARGV[3], ARGV[4]), d or '', c < 0 and '-1' or c > 0 and '1' or '0'}
 `}, "")
 }

@@ -257,6 +257,7 @@ func TestReplica(t *testing.T) {
 	if !errors.Is(err, store.ErrMemoryLost) {
 		t.Errorf("Update of a server that lost everything: %v", err)
 	}
+	st = s.open(t)
 	if _, err := st.Initialise(background, costID); err != nil {
 		t.Fatal(err)
 	}
@@ -467,10 +468,10 @@ func TestForeign(t *testing.T) {
 		s := newServer(t)
 		st := s.used(t)
 		s.do(t, "DEL", meta)
-		refuses(t, st, "no identity", "Initialise")
 		if _, err := st.Update(background, plain("k", 0)); !errors.Is(err, store.ErrMemoryLost) {
 			t.Errorf("Update: %v", err)
 		}
+		refuses(t, s.open(t), "no identity", "Initialise")
 	})
 	t.Run("a record's format", func(t *testing.T) {
 		s := newServer(t)
@@ -958,7 +959,7 @@ func TestDecimals(t *testing.T) {
 		case n == 1 && strings.Contains(a, "."):
 			b = a + strings.Repeat("0", random.IntN(3))
 		}
-		answer, err := script.Exec(background, client, []string{"k"}, []string{"{test}", a, b}).AsStrSlice()
+		answer, err := script.Exec(background, client, []string{"k"}, []string{"{test}", redis.NoProcess, a, b}).AsStrSlice()
 		if err != nil {
 			t.Fatalf("%s and %s: %v", a, b, err)
 		}

@@ -5,7 +5,8 @@ package redis
 // record's id), a tag and a meter to 16 bytes, a mark's string to 12. A key is kept
 // whole in its record, and held against what is asked for.
 //
-//	meta            hash: format, epoch, domain, sequence
+//	meta            hash: format, epoch, domain, sequence; of each process its name →
+//	                count of its writes, day, void tickets; the day of the last sweep of those
 //	r<id>           string: the record without its body
 //	b<id>           string: the body, if there is one
 //	marks           hash: mark → its few marks, packed; or, of many, their tags
@@ -18,8 +19,8 @@ package redis
 // A record's rank is its version, and higher by 2^47 if it is unsettled: many marks
 // read from their top give the most telling records first. Few marks are one value
 // because most strings have a single one, and a key of its own would be most of what
-// it costs. Epoch and sequence lie in one key, so that neither can be lost without
-// the other. No key expires.
+// it costs. Epoch, sequence and counts lie in one key, so that none can be lost without
+// the others. No key expires.
 //
 // The record: format, version, time in microseconds, due, flags, stamp of its
 // marks, and the lengths of nonce, key, marks, meter entries; then these four, and
@@ -50,6 +51,8 @@ const (
 	hashSize = 16
 	markSize = 12
 	endSize  = 6
+	// entrySize is that of what is kept of a process.
+	entrySize = 6 + 3 + 6
 	// mostVersions, unsettledRank, largeGroup and smallGroup are MOST, UNSETTLED, LARGE
 	// and SMALL of lua/prelude.lua.
 	mostVersions  = 1 << 46

@@ -22,7 +22,7 @@ const defaultPage = 256
 // Standing returns who the store is and how far it has come.
 func (s *Store) Standing(ctx context.Context) (store.Standing, error) {
 	const doing = "read the standing"
-	a, err := s.run(ctx, doing, s.scripts.standing, []string{s.key("meta")}, nil)
+	a, err := s.run(ctx, doing, s.scripts.standing, true, []string{s.key("meta")}, nil)
 	if err != nil {
 		return store.Standing{}, err
 	}
@@ -52,7 +52,7 @@ func (s *Store) Get(ctx context.Context, key string) (*store.Record, time.Time, 
 	}
 	const doing = "read a record"
 	id := hash(key)
-	a, err := s.run(ctx, doing, s.scripts.get, []string{s.key("meta"), s.key("r" + id), s.key("b" + id)}, nil)
+	a, err := s.run(ctx, doing, s.scripts.get, false, []string{s.key("meta"), s.key("r" + id), s.key("b" + id)}, nil)
 	if err != nil {
 		return nil, time.Time{}, err
 	}
@@ -73,7 +73,7 @@ func (s *Store) Meter(ctx context.Context, meter string) (string, error) {
 		return "", err
 	}
 	const doing = "read a meter"
-	a, err := s.run(ctx, doing, s.scripts.meter, []string{s.key("meta"), s.key("sums")}, []string{hash(meter)})
+	a, err := s.run(ctx, doing, s.scripts.meter, false, []string{s.key("meta"), s.key("sums")}, []string{hash(meter)})
 	if err != nil {
 		return "", err
 	}
@@ -104,7 +104,7 @@ func (s *Store) List(ctx context.Context, l store.List) (store.Page, error) {
 		doing, key = "list what is due", s.key("due")
 		args = []string{strconv.Itoa(l.Limit), "due", strconv.FormatInt(l.Before.UnixMilli(), 10), after, strconv.FormatInt(afterDue, 10)}
 	}
-	a, err := s.run(ctx, doing, s.scripts.list, []string{s.key("meta"), key}, args)
+	a, err := s.run(ctx, doing, s.scripts.list, false, []string{s.key("meta"), key}, args)
 	if err != nil {
 		return store.Page{}, err
 	}

@@ -53,17 +53,21 @@ type Options struct {
 	Timeout time.Duration
 	// Connections are used by turns; 0: 4. On each of them requests are pipelined.
 	Connections int
+	// Dial makes each connection, before TLS, if any: so every address can be judged
+	// when it is dialled, also those that a cluster names; nil: as net.Dialer does.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 // Store is a store.Store in a namespace of a server.
 type Store struct {
-	opts    Options
-	prefix  string
-	scripts scripts
-	links   []*link
-	next    atomic.Uint64
-	closing chan struct{}
-	close   sync.Once
+	opts      Options
+	prefix    string
+	scripts   scripts
+	processes processes
+	links     []*link
+	next      atomic.Uint64
+	closing   chan struct{}
+	close     sync.Once
 }
 
 var _ store.Store = (*Store)(nil)
@@ -96,7 +100,11 @@ func open(opts Options, scripts scripts) (*Store, error) {
 	if opts.Connections <= 0 {
 		opts.Connections = defaultConnections
 	}
+	if opts.Dial == nil {
+		opts.Dial = (&net.Dialer{KeepAlive: keepAlive}).DialContext
+	}
 	s := &Store{opts: opts, prefix: "{" + opts.Namespace + "}", scripts: scripts, closing: make(chan struct{})}
+	s.processes.now = time.Now
 	for range opts.Connections {
 		s.links = append(s.links, &link{open: s.connect})
 	}
@@ -123,7 +131,7 @@ func (s *Store) connect() (valkey.Client, error) {
 		InitAddress: s.opts.Addresses,
 		TLSConfig:   s.opts.TLS,
 		ClientName:  "holdfast",
-		Dialer:      net.Dialer{Timeout: s.opts.Timeout, KeepAlive: keepAlive},
+		DialCtxFn:   s.dial,
 		// A connection on which nothing is heard for this long is given up.
 		ConnWriteTimeout:    s.opts.Timeout,
 		ReadBufferEachConn:  bufferSize,
@@ -135,11 +143,6 @@ func (s *Store) connect() (valkey.Client, error) {
 		DisableRetry:     true,
 		DisableCache:     true,
 	}
-	if path, ok := strings.CutPrefix(s.opts.Addresses[0], "unix:"); ok {
-		opts.DialCtxFn = func(ctx context.Context, _ string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
-			return d.DialContext(ctx, "unix", path)
-		}
-	}
 	if s.opts.Credentials != nil {
 		opts.AuthCredentialsFn = func(valkey.AuthCredentialsContext) (valkey.AuthCredentials, error) {
 			username, password, err := s.opts.Credentials()
@@ -147,6 +150,33 @@ func (s *Store) connect() (valkey.Client, error) {
 		}
 	}
 	return valkey.NewClient(opts)
+}
+
+// dial makes a connection to a node, and its TLS.
+func (s *Store) dial(ctx context.Context, address string, _ *net.Dialer, config *tls.Config) (net.Conn, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, s.opts.Timeout, errSilent)
+	defer cancel()
+	network := "tcp"
+	if path, ok := strings.CutPrefix(s.opts.Addresses[0], "unix:"); ok {
+		network, address = "unix", path
+	}
+	plain, err := s.opts.Dial(ctx, network, address)
+	if err != nil || config == nil {
+		return plain, err
+	}
+	if config.ServerName == "" && network == "tcp" {
+		host, _, err := net.SplitHostPort(address)
+		if err != nil {
+			return nil, errors.Join(err, plain.Close())
+		}
+		config = config.Clone()
+		config.ServerName = host
+	}
+	c := tls.Client(plain, config)
+	if err := c.HandshakeContext(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("TLS with %s: %w", address, err), plain.Close())
+	}
+	return c, nil
 }
 
 // link is a client that is made when it is first asked for. The client mends its
@@ -283,21 +313,4 @@ func (s *Store) ask(ctx context.Context, doing string, fn func(context.Context, 
 	case <-bounded.Done():
 		return s.explain(doing, context.Cause(bounded))
 	}
-}
-
-// run runs a script and returns its answer, an array.
-func (s *Store) run(ctx context.Context, doing string, script *valkey.Lua, keys, args []string) ([]valkey.ValkeyMessage, error) {
-	var answer []valkey.ValkeyMessage
-	err := s.ask(ctx, doing, func(ctx context.Context, client valkey.Client) error {
-		// A server that does not know the script has not run it; it is sent whole then.
-		a, err := script.Exec(ctx, client, keys, append([]string{s.prefix}, args...)).ToArray()
-		if err == nil {
-			answer = a
-		}
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return answer, nil
 }

@@ -6,8 +6,11 @@ package redis_test
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -26,6 +29,7 @@ func dialSocket(ctx context.Context, path string, d *net.Dialer, _ *tls.Config) 
 func harness(t testing.TB, s *server, open func(t testing.TB) *redis.Store) storetest.Harness {
 	connect := func(t testing.TB) store.Store { return open(t) }
 	now := open(t)
+	files, copies := filepath.Join(s.dir, "appendonlydir"), filepath.Join(s.dir, "copies")
 	return storetest.Harness{
 		Store:   now,
 		Connect: connect,
@@ -35,6 +39,20 @@ func harness(t testing.TB, s *server, open func(t testing.TB) *redis.Store) stor
 			s.start(t)
 			now = open(t)
 			return now
+		},
+		Snapshot: func(t testing.TB) {
+			t.Helper()
+			if err := errors.Join(os.RemoveAll(copies), os.CopyFS(copies, os.DirFS(files))); err != nil {
+				t.Fatal(err)
+			}
+		},
+		Rewind: func(t testing.TB) {
+			t.Helper()
+			s.kill(t)
+			if err := errors.Join(os.RemoveAll(files), os.CopyFS(files, os.DirFS(copies))); err != nil {
+				t.Fatal(err)
+			}
+			s.start(t)
 		},
 		Check: func(t testing.TB) {
 			t.Helper()

@@ -20,7 +20,7 @@ func (s *Store) Initialise(ctx context.Context, id store.Identity) (store.Identi
 		return store.Identity{}, err
 	}
 	const doing = "set the identity"
-	a, err := s.run(ctx, doing, s.scripts.initialise,
+	a, err := s.run(ctx, doing, s.scripts.initialise, false,
 		[]string{s.key("meta"), s.key("due"), s.key("held"), s.key("sums"), s.key("marks")}, []string{id.Epoch, id.KeyDomain})
 	if err != nil {
 		return store.Identity{}, err
@@ -33,7 +33,7 @@ func (s *Store) Disown(ctx context.Context, epoch, next string) error {
 	if err := store.ValidateDisown(epoch, next); err != nil {
 		return err
 	}
-	_, err := s.run(ctx, "disown the store", s.scripts.disown, []string{s.key("meta")}, []string{epoch, next})
+	_, err := s.run(ctx, "disown the store", s.scripts.disown, false, []string{s.key("meta")}, []string{epoch, next})
 	return err
 }
 
@@ -78,7 +78,7 @@ func (s *Store) write(ctx context.Context, doing string, w store.Write, probes [
 		return store.Result{}, err
 	}
 	id := args[argID]
-	a, err := s.run(ctx, doing, s.scripts.write,
+	a, err := s.run(ctx, doing, s.scripts.write, false,
 		[]string{s.key("meta"), s.key("r" + id), s.key("b" + id), s.key("due"), s.key("held"), s.key("sums"), s.key("marks")}, args)
 	if err != nil {
 		return store.Result{}, err

@@ -3,6 +3,7 @@
 //
 //   - identity.go has a store's first use;
 //   - rules.go has one case for each rule of the contract;
+//   - losses.go has stores that were set back;
 //   - races.go has many writers at once, who must come out as if in some order;
 //   - history.go compares random histories, step by step, with the plain model in model.go;
 //   - durability.go is for tests that kill whatever holds the store.
@@ -39,6 +40,10 @@ type Harness struct {
 	// it again on what is durable, and returns a connection to it. Earlier
 	// connections are of no more use.
 	Restart func(t testing.TB) store.Store
+	// Rewind sets the store back to what it was at the last Snapshot, without the
+	// knowledge of those who are connected; they find it again where it was. Both are
+	// nil of a store that belongs to one process.
+	Snapshot, Rewind func(t testing.TB)
 	// Advance moves the store's clock forward, which then stands still otherwise;
 	// nil if it runs by itself.
 	Advance func(time.Duration)
@@ -50,6 +55,7 @@ type Harness struct {
 func Run(t *testing.T, open func(t *testing.T) Harness) {
 	t.Run("First use", func(t *testing.T) { runFirstUse(t, open(t)) })
 	t.Run("Rules", func(t *testing.T) { runCases(t, open, rules) })
+	t.Run("Lost writes", func(t *testing.T) { runCases(t, open, losses) })
 	t.Run("Races", func(t *testing.T) { runCases(t, open, races) })
 	t.Run("History", func(t *testing.T) { runHistory(t, open) })
 }

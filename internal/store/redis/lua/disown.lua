@@ -1,6 +1,7 @@
--- KEYS: meta. ARGV: prefix, epoch, the next one. → nothing.
+-- KEYS: meta. ARGV: prefix, process, epoch, the next one. → count.
 local m = open(KEYS[1])
-if m.epoch == ARGV[2] then
-  call('HSET', KEYS[1], 'epoch', ARGV[3])
+if m.epoch ~= ARGV[3] then
+  return {text(m.count)}
 end
-return {}
+call('HSET', KEYS[1], 'epoch', ARGV[4], NAME, entry(m.count + 1, now(), m.void))
+return {text(m.count + 1)}

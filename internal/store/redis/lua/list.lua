@@ -1,9 +1,9 @@
--- KEYS: meta, the list. ARGV: prefix, page size, "due" and the last millisecond, or
+-- KEYS: meta, the list. ARGV: prefix, process, page size, "due" and the last millisecond, or
 -- "held" and nothing; where the last page ended: the entry, and its millisecond.
--- → time, whether there is more, entries and their records.
-open(KEYS[1])
-local list, size, what, last = KEYS[2], tonumber(ARGV[2]), ARGV[3], ARGV[4]
-local after, afterDue = ARGV[5], ARGV[6]
+-- → count, time, whether there is more, entries and their records.
+local m = open(KEYS[1])
+local list, size, what, last = KEYS[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
+local after, afterDue = ARGV[6], ARGV[7]
 
 -- before compares bytes; Lua's own comparison goes by the server's locale.
 local function before(a, b)
@@ -40,7 +40,7 @@ else
   entries = stop < from and {} or call('ZRANGE', list, from, stop)
 end
 
-local page = {text(now()), #entries > size and '1' or '0'}
+local page = {text(m.count), text(now()), #entries > size and '1' or '0'}
 for i = 1, math.min(#entries, size) do
   local record = call('GET', P .. 'r' .. sub(entries[i], -16))
   if not record then

@@ -19,7 +19,11 @@ local MOST, UNSETTLED = 70368744177664, 140737488355328
 -- come back there.
 local LARGE, SMALL = 32, 16
 
-local P = ARGV[1]
+-- The process that asks (see process.go): its name, the count of its writes that it
+-- was told of, the ticket of this question, and up to which one they are void.
+local P, NAME = ARGV[1], sub(ARGV[2], 1, 26)
+local KNOWN, TICKET, VOID = unpackFrom('>I6I6I6', ARGV[2], 27)
+local DAY = 86400000000
 
 local function text(n)
   return format('%.0f', n)
@@ -33,9 +37,22 @@ local function damaged(detail)
   refuse('HOLDFASTDAMAGED', detail)
 end
 
--- open reads who the store is. Nothing but this is read of a store of another format.
+-- now is the store's time in microseconds.
+local function now()
+  local t = clock()
+  return tonumber(t[1]) * 1000000 + tonumber(t[2])
+end
+
+-- entry is what is kept of a process: how many writes it has made, the day on which
+-- that was last noted, and up to which of its tickets they are void.
+local function entry(count, micros, void)
+  return pack('>I6I3I6', count, math.floor(micros / DAY), void)
+end
+
+-- open reads who the store is, and what it has of the process that asks. Nothing but
+-- this is read of a store of another format.
 local function open(key)
-  local m = call('HMGET', key, 'format', 'epoch', 'domain', 'sequence')
+  local m = call('HMGET', key, 'format', 'epoch', 'domain', 'sequence', NAME)
   if m[1] and m[1] ~= FORMAT then
     refuse('HOLDFASTFORMAT', m[1])
   end
@@ -46,7 +63,26 @@ local function open(key)
   if not sequence or sequence >= MOST - 1 then
     damaged('the sequence is ' .. tostring(m[4]))
   end
-  return {epoch = m[2] or '', domain = m[3] or '', sequence = sequence}
+  local count, day, void = 0, 0, 0
+  if m[5] then
+    count, day, void = unpackFrom('>I6I3I6', m[5])
+  end
+  if TICKET <= void then
+    refuse('HOLDFASTLATE', text(TICKET))
+  end
+  if count < KNOWN then
+    -- Whoever has found this and asks again, because the answer was lost, finds its
+    -- own name, which is as random as any epoch.
+    if m[2] and m[2] ~= NAME then
+      call('HSET', key, 'epoch', NAME)
+    end
+    refuse('HOLDFASTLOST', text(count) .. ' of ' .. text(KNOWN))
+  end
+  if VOID > void then
+    void = VOID
+    call('HSET', key, NAME, entry(count, now(), void))
+  end
+  return {epoch = m[2] or '', domain = m[3] or '', sequence = sequence, count = count, day = day, void = void}
 end
 
 -- read takes a record's value apart; nil if there is none.
@@ -66,12 +102,6 @@ local function read(value)
   r.marks, at = sub(value, at, at + marks - 1), at + marks
   r.entries = sub(value, at, at + entries - 1)
   return r
-end
-
--- now is the store's time in microseconds.
-local function now()
-  local t = clock()
-  return tonumber(t[1]) * 1000000 + tonumber(t[2])
 end
 
 -- The marks of a string lie in one value while they are few: of each the record's

@@ -1,25 +1,27 @@
 -- Reserve and Update: one step. An Update has no probes.
 --
 -- KEYS: meta, record, body, due, held, sums, marks.
--- ARGV: prefix, epoch, expected version, nonce, what becomes of the marks
+-- ARGV: prefix, process, epoch, expected version, nonce, what becomes of the marks
 -- ("replace", "keep", or "remove": of the whole record), the record's id, due,
 -- flags, its entry among the held, key, header, body, marks, the highest stamp
 -- passed over; the number of meters and of each: hash, amount, limit or ''; the
 -- number of probes and of each: hash, hash of the excepted tag or '', 1 for first.
--- → 'written', time, version; 'mismatch', time, record, body; 'blocked', time,
--- watermark, and what search returned; 'full', time, index; 'epoch', the store's.
-local id, mode = ARGV[6], ARGV[5]
+-- → the count, and then: 'written', time, version; 'mismatch', time, record, body;
+-- 'blocked', time, watermark, and what search returned; 'full', time, index;
+-- 'epoch', the store's.
+local id, mode = ARGV[7], ARGV[6]
 local HELD, NOTSETTLED = 1, 2
 -- A record's value has three bytes for the length of its marks and its meter entries.
 local MOSTBYTES = 16777216
 
 local m = open(KEYS[1])
-if m.epoch ~= ARGV[2] then
-  return {'epoch', m.epoch}
+local count = text(m.count)
+if m.epoch ~= ARGV[3] then
+  return {count, 'epoch', m.epoch}
 end
-local covered = tonumber(ARGV[14])
+local covered = tonumber(ARGV[15])
 if covered > m.sequence then
-  return {'watermark', text(m.sequence)}
+  return {count, 'watermark', text(m.sequence)}
 end
 local micros = now()
 
@@ -27,22 +29,22 @@ local micros = now()
 local value = call('GET', KEYS[2])
 local have = read(value)
 if have then
-  if have.key ~= ARGV[10] then
+  if have.key ~= ARGV[11] then
     damaged('two keys have one hash')
   end
   if have.version > m.sequence or have.stamp > have.version then
     damaged('a record is newer than the sequence')
   end
-  if have.nonce == ARGV[4] then
-    return {'written', text(micros), text(have.version)}
+  if have.nonce == ARGV[5] then
+    return {count, 'written', text(micros), text(have.version)}
   end
 end
-if (have and text(have.version) or '0') ~= ARGV[3] then
-  return {'mismatch', text(micros), value, have and call('GET', KEYS[3]) or false}
+if (have and text(have.version) or '0') ~= ARGV[4] then
+  return {count, 'mismatch', text(micros), value, have and call('GET', KEYS[3]) or false}
 end
 
 -- Probes. Mostly there is nothing at all under what is probed for.
-local meters, firstProbe = tonumber(ARGV[15]), 17 + 3 * ARGV[15]
+local meters, firstProbe = tonumber(ARGV[16]), 18 + 3 * ARGV[16]
 local probes = tonumber(ARGV[firstProbe - 1])
 if probes > 0 then
   local values, found = {}, false
@@ -58,7 +60,7 @@ if probes > 0 then
   end
   local hit = found and search(firstProbe, probes, values, id, covered, math.floor(micros / 1000))
   if hit then
-    return {'blocked', text(micros), text(m.sequence), unpack(hit)}
+    return {count, 'blocked', text(micros), text(m.sequence), unpack(hit)}
   end
 end
 
@@ -80,7 +82,7 @@ if mode == 'remove' then
   end
 end
 for i = 1, meters do
-  sums[i] = {hash = ARGV[13 + 3 * i], amount = ARGV[14 + 3 * i], limit = ARGV[15 + 3 * i]}
+  sums[i] = {hash = ARGV[14 + 3 * i], amount = ARGV[15 + 3 * i], limit = ARGV[16 + 3 * i]}
 end
 for i, e in ipairs(sums) do
   local before = entries[e.hash] or '0'
@@ -93,7 +95,7 @@ for i, e in ipairs(sums) do
     end
     e.sum = add(rest, e.amount)
     if e.limit ~= '' and compare(e.amount, before) > 0 and compare(e.sum, e.limit) > 0 then
-      return {'full', text(micros), text(i - 1)}
+      return {count, 'full', text(micros), text(i - 1)}
     end
   end
   if not entries[e.hash] then
@@ -132,14 +134,14 @@ local function note(marks, which)
 end
 local oldMarks, marks = have and have.marks or '', ''
 if mode == 'replace' then
-  marks = ARGV[13]
+  marks = ARGV[14]
 elseif mode == 'keep' then
   marks = oldMarks
 end
 note(oldMarks, 'had')
 note(marks, 'will')
 
-local version, flags = m.sequence + 1, tonumber(ARGV[8])
+local version, flags = m.sequence + 1, tonumber(ARGV[9])
 local rank = version + (flags >= NOTSETTLED and UNSETTLED or 0)
 -- touch reads a group of many marks, and so has seen both of its keys.
 local function touch(name)
@@ -201,7 +203,7 @@ end
 -- All keys that are written below have been, or are here, passed to a command of
 -- their type, and the user may use all commands that write.
 local hadBody = call('STRLEN', KEYS[3]) > 0
-local due, held = tonumber(ARGV[7]), flags % 2 == HELD
+local due, held = tonumber(ARGV[8]), flags % 2 == HELD
 local wasDue, wasHeld = have and have.due or 0, have and have.flags % 2 == HELD or false
 if due ~= wasDue then
   call('ZCARD', KEYS[4])
@@ -216,7 +218,8 @@ if may and not (may('HSET', KEYS[1], 'sequence', '0') and may('SET', KEYS[2], ''
 end
 
 -- From here on everything is written, and nothing can fail.
-call('HSET', KEYS[1], 'sequence', text(version))
+count = text(m.count + 1)
+call('HSET', KEYS[1], 'sequence', text(version), NAME, entry(m.count + 1, micros, m.void))
 
 -- Few marks: the value. Many: both orders of their group.
 local set, gone = {}, {}
@@ -305,22 +308,22 @@ if due ~= wasDue then
 end
 if held ~= wasHeld then
   if held then
-    call('ZADD', KEYS[5], 0, ARGV[9])
+    call('ZADD', KEYS[5], 0, ARGV[10])
   else
-    call('ZREM', KEYS[5], ARGV[9])
+    call('ZREM', KEYS[5], ARGV[10])
   end
 end
 
 if mode == 'remove' then
   call('DEL', KEYS[2], KEYS[3])
-  return {'written', text(micros), '0'}
+  return {count, 'written', text(micros), '0'}
 end
 local stamp = mode == 'keep' and have and have.stamp or version
 call('SET', KEYS[2], pack('>BI6I7I6BI6I2I2I3I3', RECORD, version, micros, due, flags, stamp,
-  #ARGV[4], #ARGV[10], #marks, #kept) .. ARGV[4] .. ARGV[10] .. marks .. kept .. ARGV[11])
-if ARGV[12] ~= '' then
-  call('SET', KEYS[3], ARGV[12])
+  #ARGV[5], #ARGV[11], #marks, #kept) .. ARGV[5] .. ARGV[11] .. marks .. kept .. ARGV[12])
+if ARGV[13] ~= '' then
+  call('SET', KEYS[3], ARGV[13])
 elseif hadBody then
   call('DEL', KEYS[3])
 end
-return {'written', text(micros), text(version)}
+return {count, 'written', text(micros), text(version)}
