@@ -114,6 +114,13 @@ func TestLaggingReplica(t *testing.T) {
 				return nil
 			})
 			forgotten(t, st, "at the new primary")
+			// The old one comes back with all that was written: that helps no more.
+			old.start(t)
+			c.leadTo(old)
+			next.do(t, "CLIENT", "KILL", "TYPE", "normal")
+			forgotten(t, st, "at the old primary")
+			c.leadTo(next)
+			old.do(t, "CLIENT", "KILL", "TYPE", "normal")
 			next.eventually(t, "who has lost nothing is told", func() error {
 				_, err := lucky.Update(background, plain("k", 0))
 				if !errors.Is(err, store.ErrMemoryLost) {
@@ -188,14 +195,17 @@ func newHolder(t *testing.T, s *server) *holder {
 	return h
 }
 
-// hold withholds what is sent from now on on the connections that are open, until
-// release; it counts the bytes.
-func (h *holder) hold() (bytes func() int64, release func()) {
+// hold withholds what is sent from now on on so many of the connections that are
+// open, until release; it counts the bytes.
+func (h *holder) hold(n int) (bytes func() int64, release func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var all []*held
 	withheld := make(chan struct{})
 	for c := range h.open {
+		if len(all) == n {
+			break
+		}
 		c.mu.Lock()
 		c.withheld = withheld
 		c.mu.Unlock()
@@ -283,7 +293,7 @@ func TestLateCopies(t *testing.T) {
 			if _, err := st.Standing(background); err != nil {
 				t.Fatal(err)
 			}
-			bytes, release := h.hold()
+			bytes, release := h.hold(1)
 			if r, err := st.Reserve(background, c.write); !errors.Is(err, store.ErrUnavailable) {
 				t.Fatalf("%+v, %v", r, err)
 			}
@@ -333,19 +343,19 @@ func (s *server) calls(t testing.TB) int {
 	return sum
 }
 
-// TestOvertaken: questions that are under way when another one of the same process is
-// given up are asked again, and answered.
+// TestOvertaken: questions that are under way on another connection when one of the
+// same process is given up are asked again, and answered.
 func TestOvertaken(t *testing.T) {
 	s := newServer(t)
 	s.used(t)
 	h := newHolder(t, s)
-	st := s.open(t, func(o *redis.Options) { o.Addresses = []string{"unix:" + h.Addr().String()} })
-	for range 8 {
+	st := s.open(t, func(o *redis.Options) { o.Addresses, o.Connections = []string{"unix:" + h.Addr().String()}, 2 })
+	for range 2 {
 		if _, err := st.Standing(background); err != nil {
 			t.Fatal(err)
 		}
 	}
-	_, release := h.hold()
+	bytes, release := h.hold(1)
 	var group sync.WaitGroup
 	for i := range 40 {
 		group.Go(func() {
@@ -354,13 +364,34 @@ func TestOvertaken(t *testing.T) {
 			}
 		})
 	}
-	short, cancel := context.WithTimeout(background, 50*time.Millisecond)
-	defer cancel()
-	if r, err := st.Update(short, plain("given up", 0)); !errors.Is(err, store.ErrUnavailable) {
-		t.Fatalf("%+v, %v", r, err)
+	s.eventually(t, "some are under way", func() error {
+		if bytes() == 0 {
+			return errors.New("nothing was sent")
+		}
+		return nil
+	})
+	late := s.info(t, "errorstat_HOLDFASTLATE")
+	// One of two is on the connection that is held.
+	for i := range 2 {
+		short, cancel := context.WithTimeout(background, 50*time.Millisecond)
+		_, err := st.Update(short, plain(fmt.Sprint("given up ", i), 0))
+		cancel()
+		if err != nil && !errors.Is(err, store.ErrUnavailable) {
+			t.Fatal(err)
+		}
+	}
+	answered := make(chan error, 2)
+	for range 2 {
+		group.Go(func() { _, err := st.Standing(background); answered <- err })
+	}
+	if err := <-answered; err != nil {
+		t.Fatal(err)
 	}
 	release()
 	group.Wait()
+	if n := s.info(t, "errorstat_HOLDFASTLATE") - late; n < 2 {
+		t.Errorf("%v questions were late, want some", n)
+	}
 	if have, err := st.Standing(background); err != nil || have.Sequence < 41 {
 		t.Errorf("%+v, %v", have, err)
 	}
