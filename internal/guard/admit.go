@@ -44,6 +44,15 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 	defer e.leave()
 	key := c.Key.String()
 	var cur *record
+	if e.seen.has(key) {
+		until := e.soon()
+		r, _, err := e.get(ctx, key)
+		if err == nil {
+			cur = r
+		} else if e.o.Clock.Now().left(until) <= 0 {
+			return Answer{}, err // it was waited for long enough; else the Reserve asks again
+		}
+	}
 	for range maxTries {
 		// The clock that ends the send starts before the Reserve.
 		start := e.o.Clock.Now()

@@ -84,6 +84,9 @@ type Engine struct {
 	clock   storeClock
 	watched map[string]watch
 	inUse   inUse
+
+	// seen guesses of which keys there is a record.
+	seen seen
 }
 
 // watch is since when this process has been watching an attempt.
@@ -174,6 +177,7 @@ func (e *Engine) see(r *record) {
 	if r == nil {
 		return
 	}
+	e.seen.add(r.key)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if r.State != InFlight && (r.State != Held || r.Current == nil || !r.Current.Waiting) {

@@ -9,6 +9,7 @@ package guard
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"slices"
 	"time"
 
 	"github.com/holdfast-dev/holdfast/internal/intent"
@@ -70,15 +71,13 @@ func (r *record) marks(now time.Time) []store.Mark {
 	if ends {
 		until = now.Add(r.Policy.Window)
 	}
-	seen := map[string]bool{}
-	var out []store.Mark
+	out := make([]store.Mark, 0, 16)
 	add := func(kind, rest, tag string) {
 		s := rest
 		if kind != "" {
 			s = markString(kind, r.Policy.Budget, rest)
 		}
-		if !seen[s] {
-			seen[s] = true
+		if !slices.ContainsFunc(out, func(m store.Mark) bool { return m.String == s }) {
 			out = append(out, store.Mark{String: s, Tag: tag, Until: until})
 		}
 	}
@@ -116,10 +115,10 @@ func (r *record) marks(now time.Time) []store.Mark {
 
 // probes are what a step into flight asks, with the kind of each.
 func (r *record) probes() (probes []store.Probe, kinds []string) {
-	seen := map[string]bool{}
+	probes, kinds = make([]store.Probe, 0, 20), make([]string, 0, 20)
 	add := func(kind string, p store.Probe) {
-		if !seen[p.String] {
-			seen[p.String] = true
+		// There are few: at most some for each segment of each path.
+		if !slices.ContainsFunc(probes, func(have store.Probe) bool { return have.String == p.String }) {
 			probes, kinds = append(probes, p), append(kinds, kind)
 		}
 	}

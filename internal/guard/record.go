@@ -180,13 +180,16 @@ func (k Key) String() string { return lengthPrefixed(k.Namespace, k.Tool, k.Call
 
 // lengthPrefixed joins parts so that no two lists give the same text.
 func lengthPrefixed(parts ...string) string {
-	var b strings.Builder
+	size := 0
 	for _, p := range parts {
-		b.WriteString(strconv.Itoa(len(p)))
-		b.WriteByte(':')
-		b.WriteString(p)
+		size += len(p) + 8
 	}
-	return b.String()
+	b := make([]byte, 0, size)
+	for _, p := range parts {
+		b = append(strconv.AppendInt(b, int64(len(p)), 10), ':')
+		b = append(b, p...)
+	}
+	return string(b)
 }
 
 // HoldName is the name of the PaymentHold that shows hold number k of this record.
