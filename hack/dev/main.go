@@ -1,7 +1,10 @@
 // Command dev runs all of Holdfast on this machine, in the background.
 //
-//	go run ./hack/dev up                   # start it, or what of it is not running, and wait
-//	go run ./hack/dev down [--keep-data]   # end it, and remove its data
+//	go run ./hack/dev up [--store redis|postgres]   # start it, or what of it is not running, and wait
+//	go run ./hack/dev down [--keep-data]            # end it, and remove its data
+//
+// With a store that several processes share, a server of it runs beside the rest, and a
+// second gateway, whose address is HOLDFAST_URL_2 in .dev/env.
 //
 // The gateway listens on 127.0.0.1:18443 and the provider on 127.0.0.1:18080, or
 // on the ports in HOLDFAST_PORT and PROVIDER_PORT.
@@ -50,7 +53,10 @@ func run(ctx context.Context, args []string) error {
 	}
 	flags := flag.NewFlagSet("dev "+args[0], flag.ContinueOnError)
 	dir := flags.String("dir", filepath.Join(root, ".dev"), "state directory")
-	keep := false
+	keep, store := false, ""
+	if args[0] == "up" {
+		flags.StringVar(&store, "store", "", "redis or postgres: the records of the samples are on a server of it; a state directory cannot change from one to another")
+	}
 	if args[0] == "down" {
 		flags.BoolVar(&keep, "keep-data", false, "keep what the cluster, the stores and the provider remember")
 	}
@@ -62,7 +68,7 @@ func run(ctx context.Context, args []string) error {
 	}
 	switch args[0] {
 	case "up":
-		return up(ctx, root, *dir)
+		return up(ctx, root, *dir, store)
 	case "down":
 		if err := whole.Down(ctx, *dir, keep, os.Stderr); err != nil {
 			return err
@@ -74,7 +80,7 @@ func run(ctx context.Context, args []string) error {
 	}
 }
 
-func up(ctx context.Context, root, dir string) error {
+func up(ctx context.Context, root, dir, store string) error {
 	gateway, err := portFromEnv("HOLDFAST_PORT")
 	if err != nil {
 		return err
@@ -90,6 +96,7 @@ func up(ctx context.Context, root, dir string) error {
 	start := time.Now()
 	w, err := whole.Up(ctx, whole.Options{
 		Root: root, Dir: dir, GatewayPort: gateway, ProviderPort: provider, Log: os.Stderr,
+		Store: store, SecondGateway: store != "",
 	})
 	if err != nil {
 		return fmt.Errorf("%w\nWhat was started is still running: try again, or end it with `%s`", err, end)

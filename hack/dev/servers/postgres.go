@@ -170,8 +170,11 @@ func (p *Postgres) signalAll(signal syscall.Signal) error {
 }
 
 // DSN is of the database at an address, its own or a proxy's.
-func (p *Postgres) DSN(host string, port int) string {
-	return fmt.Sprintf("host=%s port=%d user=%s password=%s dbname=postgres sslmode=disable", host, port, owner, p.password)
+func (p *Postgres) DSN(host string, port int) string { return DSN(host, port, p.password) }
+
+// DSN is of the database of such a server.
+func DSN(host string, port int, password string) string {
+	return fmt.Sprintf("host=%s port=%d user=%s password=%s dbname=postgres sslmode=disable", host, port, owner, password)
 }
 
 // Connect opens a session of the owner, past the store.

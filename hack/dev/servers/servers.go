@@ -46,6 +46,9 @@ type Options struct {
 	Dir string
 	// Name tells servers of one directory's processes apart; "": the kind.
 	Name string
+	// Port and Password are those of an earlier time; without them they are made.
+	Port     int
+	Password string
 	// Clock lets SetClock turn the server's clock. It takes the package faketime.
 	Clock bool
 	// Settings are further settings, as the server's own configuration names them.
@@ -105,11 +108,17 @@ func newBase(o Options, kind string) (base, error) {
 		return base{}, err
 	}
 	o.Dir = dir
-	ports, err := cluster.FreePorts(1)
-	if err != nil {
-		return base{}, err
+	if o.Port == 0 {
+		ports, err := cluster.FreePorts(1)
+		if err != nil {
+			return base{}, err
+		}
+		o.Port = ports[0]
 	}
-	return base{o: o, processes: process.In(dir), port: ports[0], password: rand.Text(), uid: -1, gid: -1}, os.MkdirAll(dir, 0o755)
+	if o.Password == "" {
+		o.Password = rand.Text()
+	}
+	return base{o: o, processes: process.In(dir), port: o.Port, password: o.Password, uid: -1, gid: -1}, os.MkdirAll(dir, 0o755)
 }
 
 func (b *base) Port() int        { return b.port }
@@ -126,7 +135,7 @@ func (b *base) mkdir(path string) error {
 	return os.Chown(path, b.uid, b.gid)
 }
 
-// launch starts the program and waits until ready says nil.
+// launch starts the program, unless it runs already, and waits until ready says nil.
 func (b *base) launch(ctx context.Context, argv, env []string, ready func(context.Context) error) error {
 	if b.o.Clock {
 		library, err := faketime()
@@ -144,7 +153,7 @@ func (b *base) launch(ctx context.Context, argv, env []string, ready func(contex
 			"env", "LD_PRELOAD=" + library, "FAKETIME_TIMESTAMP_FILE=" + b.clock(), "FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1",
 		}, argv...)
 	}
-	if err := b.processes.Start(b.o.Name, append(append([]string{}, b.user...), argv...), env); err != nil {
+	if _, err := b.processes.Ensure(b.o.Name, append(append([]string{}, b.user...), argv...), env); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, startLimit)

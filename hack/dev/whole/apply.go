@@ -71,6 +71,11 @@ func (w *Whole) applySamples(ctx context.Context) error {
 		}
 		text = strings.ReplaceAll(text, named, "127.0.0.1:"+strconv.Itoa(w.o.ProviderPort))
 	}
+	if w.o.Store != "" {
+		if text, err = w.onServer(text); err != nil {
+			return err
+		}
+	}
 	applied := filepath.Join(w.Dir(), "samples.yaml")
 	if err := os.WriteFile(applied, []byte(text), 0o600); err != nil {
 		return err

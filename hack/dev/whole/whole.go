@@ -73,6 +73,9 @@ type Options struct {
 	// SecondGateway runs a gateway without the controllers beside the manager, as a
 	// process and a ServiceAccount of its own. It serves no embedded store.
 	SecondGateway bool
+	// Store is where the records of the samples are: Redis or Postgres, on a server that
+	// runs beside the rest; "": in the manager's own file.
+	Store string
 	// ProviderArgs and ManagerArgs are further arguments; a second gateway has the manager's.
 	ProviderArgs, ManagerArgs []string
 	// Log is told what happens; nil for nobody.
@@ -93,6 +96,8 @@ type state struct {
 	MetricsPort int `json:"metricsPort"`
 	// Second is of the second gateway; nil: there has been none.
 	Second *ports `json:"secondGateway,omitempty"`
+	// Server is the store's; nil: there has been none.
+	Server *server `json:"server,omitempty"`
 }
 
 // ports are where a second gateway listens.
@@ -172,6 +177,9 @@ func Up(ctx context.Context, o Options) (*Whole, error) {
 		{"applying the samples", w.applySamples},
 		{"writing the environment", w.writeEnv},
 	}
+	if o.Store != "" {
+		steps = slices.Insert(steps, 0, step{"starting the store's server", w.startServer})
+	}
 	if o.SecondGateway {
 		// Last: until it is ready nothing that the samples need would wait for it.
 		steps = slices.Insert(steps, len(steps)-1, step{"starting the second gateway", w.StartGateway})
@@ -204,7 +212,7 @@ func Down(ctx context.Context, dir string, keepData bool, log io.Writer) error {
 		return fmt.Errorf("%s was not made by up, so it is left alone: %w", dir, err)
 	}
 	c := cluster.Open(dir)
-	if err := c.Down(ctx); err != nil {
+	if err := errors.Join(c.Down(ctx), downServer(ctx, dir, keepData)); err != nil {
 		return err
 	}
 	if c.Existing() {
@@ -253,7 +261,12 @@ func (w *Whole) loadState() error {
 	if w.state.Second == nil && w.o.SecondGateway {
 		w.state.Second = &ports{Gateway: free[2], Health: free[3], Metrics: free[4]}
 	}
-	if data, err = json.MarshalIndent(w.state, "", "  "); err != nil {
+	return w.saveState()
+}
+
+func (w *Whole) saveState() error {
+	data, err := json.MarshalIndent(w.state, "", "  ")
+	if err != nil {
 		return err
 	}
 	return os.WriteFile(stateFile(w.Dir()), append(data, '\n'), 0o600)
@@ -454,6 +467,9 @@ func (w *Whole) writeEnv(ctx context.Context) error {
 		{"PROVIDER_URL", w.ProviderURL()},
 	} {
 		fmt.Fprintf(&b, "export %s=%s\n", kv[0], shellWord(kv[1]))
+	}
+	if second := w.SecondGatewayURL(); second != "" {
+		fmt.Fprintf(&b, "export HOLDFAST_URL_2=%s\n", shellWord(second))
 	}
 	// The kubectl of an existing cluster is on the PATH already.
 	if filepath.IsAbs(w.Kubectl) {
