@@ -49,6 +49,8 @@ const apiPatience = 30 * time.Second
 
 type flags struct {
 	controllers, gateway    bool
+	leaderElect             bool
+	gatewayName             string
 	namespace, dataDir      string
 	address, cert, key      string
 	insecureHTTP, loopback  bool
@@ -62,6 +64,8 @@ type flags struct {
 func (f *flags) bind(fs *flag.FlagSet) {
 	fs.BoolVar(&f.controllers, "controllers", true, "Run the controllers. The embedded store needs controllers and gateway in one process.")
 	fs.BoolVar(&f.gateway, "gateway", true, "Run the gateway. The embedded store needs controllers and gateway in one process.")
+	fs.BoolVar(&f.leaderElect, "leader-elect", false, "Elect one of several processes with controllers. Needed wherever there can be two of them, also during an update.")
+	fs.StringVar(&f.gatewayName, "gateway-name", "", "The name of this gateway, which no other has at the same time; empty: the machine's or pod's.")
 	fs.StringVar(&f.namespace, "operator-namespace", "holdfast-system", "The operator's own namespace: what it must remember and the gateways' Leases are there.")
 	fs.StringVar(&f.dataDir, "data-dir", "/var/lib/holdfast", "Where the files of embedded stores are. It must outlive the process.")
 	fs.StringVar(&f.address, "gateway-bind-address", ":8443", "Where the gateway listens for agents.")
@@ -80,8 +84,11 @@ func (f *flags) bind(fs *flag.FlagSet) {
 }
 
 func (f *flags) check() error {
-	if !f.controllers || !f.gateway {
-		return errors.New("the embedded store is a file of one process, which needs both roles: leave --controllers and --gateway at true")
+	if !f.controllers && !f.gateway {
+		return errors.New("a process without a role: set --controllers or --gateway, or both")
+	}
+	if f.leaderElect && !f.controllers {
+		return errors.New("--leader-elect is for processes with controllers: every gateway serves")
 	}
 	for _, d := range []struct {
 		name        string
@@ -148,10 +155,14 @@ func run(ctx context.Context, f flags) (err error) {
 		metrics.FilterProvider = filters.WithAuthenticationAndAuthorization
 	}
 	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
-		Scheme:                 scheme,
-		Cache:                  controller.CacheOptions(f.namespace),
-		Metrics:                metrics,
-		HealthProbeBindAddress: f.probes,
+		Scheme:                        scheme,
+		Cache:                         controller.CacheOptions(f.namespace),
+		Metrics:                       metrics,
+		HealthProbeBindAddress:        f.probes,
+		LeaderElection:                f.leaderElect,
+		LeaderElectionID:              "holdfast-controllers",
+		LeaderElectionNamespace:       f.namespace,
+		LeaderElectionReleaseOnCancel: true,
 		// The gateway ends itself after its drain; this is for what hangs.
 		GracefulShutdownTimeout: ptr.To(f.draining + 15*time.Second),
 	})
@@ -162,19 +173,51 @@ func run(ctx context.Context, f flags) (err error) {
 	if err != nil {
 		return err
 	}
-	op, err := controller.Setup(mgr, live, controller.Options{
+	if f.gatewayName == "" {
+		if f.gatewayName, err = os.Hostname(); err != nil {
+			return fmt.Errorf("name this gateway with --gateway-name: %w", err)
+		}
+	}
+	reserved, err := apiServer(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	addresses := gateway.Addresses{
+		AllowLoopback: f.loopback,
+		Reserved:      func() []netip.AddrPort { return reserved },
+	}
+	var op *controller.Operator
+	op, err = controller.Setup(mgr, live, controller.Options{
 		Namespace: f.namespace, DataDir: dataDir,
+		Controllers: f.controllers, Gateway: f.gateway, GatewayName: controller.GatewayName(f.gatewayName),
+		Dial: func(ctx context.Context, namespace, network, address string) (net.Conn, error) {
+			at := addresses
+			at.Places = op.Places
+			return at.Dial(ctx, namespace, network, address, op.Consent)
+		},
 		Guard: guard.Options{Settlement: f.settlement, Margin: f.margin, Grace: f.grace},
 	})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, op.Close()) }()
+	addresses.Places = op.Places
 
-	reserved, err := apiServer(ctx, cfg)
-	if err != nil {
-		return err
+	if err := mgr.AddHealthzCheck("process", healthz.Ping); err != nil {
+		return fmt.Errorf("set up the probes: %w", err)
 	}
+	if f.gateway {
+		if err := addGateway(mgr, cfg, f, op, addresses); err != nil {
+			return err
+		}
+	} else if err := mgr.AddReadyzCheck("process", healthz.Ping); err != nil {
+		return fmt.Errorf("set up the probes: %w", err)
+	}
+	return mgr.Start(ctx)
+}
+
+// addGateway adds what listens for agents.
+func addGateway(mgr ctrl.Manager, cfg *rest.Config, f flags, op *controller.Operator, addresses gateway.Addresses) error {
 	reviews, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		return fmt.Errorf("make the client for reviews: %w", err)
@@ -185,12 +228,9 @@ func run(ctx context.Context, f flags) (err error) {
 		Engines:     op.Engines,
 		Credentials: op.Credentials,
 		Consent:     op.Consent,
-		Addresses: gateway.Addresses{
-			AllowLoopback: f.loopback, Places: op.Places,
-			Reserved: func() []netip.AddrPort { return reserved },
-		},
-		Log:     ctrl.Log.WithName("gateway"),
-		Address: f.address, CertFile: f.cert, KeyFile: f.key, InsecureHTTP: f.insecureHTTP,
+		Addresses:   addresses,
+		Log:         ctrl.Log.WithName("gateway"),
+		Address:     f.address, CertFile: f.cert, KeyFile: f.key, InsecureHTTP: f.insecureHTTP,
 		Drain: f.draining,
 	})
 	if err != nil {
@@ -200,13 +240,12 @@ func run(ctx context.Context, f flags) (err error) {
 		return fmt.Errorf("add the gateway: %w", err)
 	}
 	if err := errors.Join(
-		mgr.AddHealthzCheck("process", healthz.Ping),
 		mgr.AddReadyzCheck("programmed", func(*http.Request) error { return op.Programmed() }),
 		mgr.AddReadyzCheck("gateway", gw.Ready),
 	); err != nil {
 		return fmt.Errorf("set up the probes: %w", err)
 	}
-	return mgr.Start(ctx)
+	return nil
 }
 
 // apiServer gives the addresses at which this process reached the API server at its

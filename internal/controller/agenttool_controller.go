@@ -16,9 +16,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrlcontroller "sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -35,12 +37,17 @@ const (
 	reasonReady           = "Ready"
 )
 
+// pendingMessage is why a tool is refused that could not be looked at to the end.
+const pendingMessage = "Holdfast could not look at it to the end, and tries again; the manager's log says why"
+
 // ToolReconciler keeps the policy, and writes the status of AgentTools.
 type ToolReconciler struct {
 	Client   client.Client
 	Memory   *Memory
 	Policies *policy.Current
 	Gateways *Gateways
+	// Leading says whether this process writes the status; the others only serve.
+	Leading func() bool
 	// Programmed is told when the policy has changed; nil: nobody is.
 	Programmed func()
 
@@ -72,6 +79,9 @@ func (r *ToolReconciler) SetupWithManager(mgr ctrl.Manager) error {
 		Watches(&v1alpha1.IdempotencyStore{}, handler.EnqueueRequestsFromMapFunc(r.ofStore), builder.WithPredicates(conditionsChanged())).
 		Watches(&corev1.ConfigMap{}, all, builder.WithPredicates(isMemory(r.Memory))).
 		Watches(&coordinationv1.Lease{}, all, builder.WithPredicates(seenChanged())).
+		WatchesRawSource(onElection(mgr, r.Client, &v1alpha1.AgentToolList{})).
+		// Every gateway compiles the tools.
+		WithOptions(ctrlcontroller.Options{NeedLeaderElection: ptr.To(false)}).
 		Complete(r)
 }
 
@@ -107,9 +117,23 @@ func (r *ToolReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 		return ctrl.Result{}, nil
 	}
 	no, store, err := r.program(ctx, &obj)
+	var unbound *notBoundError
+	if errors.As(err, &unbound) {
+		// The change of what is remembered brings the tool here again. Until then this
+		// gateway has not come to it, and says so by its Lease.
+		if _, _, ok := r.Serves(req.NamespacedName); !ok {
+			r.Policies.Refuse(&policy.NotServedError{
+				Namespace: req.Namespace, Tool: req.Name, Reason: policy.ReasonPending, Message: "the controllers have not looked at it yet",
+			})
+		}
+		return ctrl.Result{}, nil
+	}
 	if err != nil {
 		r.failed(&obj)
 		return ctrl.Result{}, err
+	}
+	if !r.Leading() {
+		return ctrl.Result{}, nil
 	}
 	next := v1alpha1.AgentToolStatus{ObservedGeneration: obj.Generation}
 	set := newConditions(obj.Status.Conditions, obj.Generation)
@@ -214,7 +238,7 @@ func (r *ToolReconciler) failed(obj *v1alpha1.AgentTool) {
 	if was.tool == versionOf(obj) || was.compiled != nil && was.refused == (refusal{}) {
 		return
 	}
-	no := refusal{reason: policy.ReasonPending, message: "Holdfast could not look at it to the end, and tries again; the manager's log says why"}
+	no := refusal{reason: policy.ReasonPending, message: pendingMessage}
 	r.Policies.Refuse(&policy.NotServedError{Namespace: nn.Namespace, Tool: nn.Name, Reason: no.reason, Message: no.message})
 	r.set(nn, running{tool: versionOf(obj), refused: no})
 }

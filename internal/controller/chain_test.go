@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -310,7 +311,7 @@ func TestMemoryLost(t *testing.T) {
 	t.Log("the file is wiped")
 	must(t, os.Remove(file))
 	p = start(t, dir)
-	refused(p, "empty", epoch, MemoryName, w.key(epochOf, "payments"))
+	refused(p, "empty", epoch, "spec.acceptEpoch")
 	// A resolution of a hold of the lost memory is not taken, and its object not judged.
 	must(t, w.resolve(name, v1alpha1.HoldResolution{Decision: v1alpha1.DecisionRelease}))
 	w.condition(&v1alpha1.PaymentHold{}, name, v1alpha1.ConditionResolved, metav1.ConditionUnknown, reasonStoreNotKnown)
@@ -354,17 +355,53 @@ func TestMemoryLost(t *testing.T) {
 	must(t, err)
 	refused(p, file)
 
+	t.Log("a person accepts the loss of another epoch: it says nothing of this one")
+	w.accept("payments", "another", "")
+	refused(p, file)
+
 	t.Log("a person accepts the loss: a new epoch, and the old key domain")
-	w.remember(map[string]*string{w.key(epochOf, "payments"): nil})
+	w.accept("payments", epoch, "")
+	w.condition(&v1alpha1.IdempotencyStore{}, "payments", v1alpha1.ConditionReady, metav1.ConditionFalse, reasonAccepting)
 	w.condition(&v1alpha1.IdempotencyStore{}, "payments", v1alpha1.ConditionReady, metav1.ConditionTrue, reasonServing)
-	if m := w.memory(); m[w.key(epochOf, "payments")] == epoch || m[w.key(epochOf, "payments")] == "" || m[w.key(keyDomainOf, "payments")] != domain {
+	m := w.memory()
+	if m[w.key(epochOf, "payments")] == epoch || m[w.key(epochOf, "payments")] == "" || m[w.key(keyDomainOf, "payments")] != domain {
 		t.Errorf("accepted as %s", asJSON(m))
 	}
-	w.shown(open, v1alpha1.HoldVoid)
 	p.reconcileHold(w, name)
 	w.shown(name, v1alpha1.HoldResolved) // what was taken stays taken
 	w.toolReady("refund")
-	w.pay(p, "refund", "new", "8", "1", guard.AttemptSucceeded)
+	// What was held is held again, under the next number; a decision on the old object is not taken.
+	w.shown(open, v1alpha1.HoldVoid)
+	again := w.holdOf(p, "another", "5", "12")
+	if again == open {
+		t.Errorf("the hold of the lost memory %s stands", open)
+	}
+	if err := w.resolve(open, v1alpha1.HoldResolution{Decision: v1alpha1.DecisionRelease}); !apierrors.IsForbidden(err) {
+		t.Errorf("a decision on a hold of the lost memory should be refused, got %v", err)
+	}
+	if hold := w.holdOf(p, "another", "5", "12"); hold != again {
+		t.Errorf("held as %s, and was as %s", hold, again)
+	}
+	// What the store does not know may have been paid before.
+	a := w.call(p, "refund", "new", "8", "1")
+	if a.Verdict != guard.UnknownHold || a.Reason != guard.OutcomeUnknown {
+		t.Errorf("a first call after a loss should be held, got %s %s", a.Verdict, a.Reason)
+	}
+	p.stop()
+
+	t.Log("it is lost once more, and forgotten")
+	must(t, os.Remove(file))
+	p = start(t, dir)
+	epoch = m[w.key(epochOf, "payments")]
+	refused(p, epoch)
+	w.accept("payments", epoch, epoch)
+	w.condition(&v1alpha1.IdempotencyStore{}, "payments", v1alpha1.ConditionReady, metav1.ConditionTrue, reasonServing)
+	w.toolReady("refund")
+	w.pay(p, "refund", "newer", "7", "1", guard.AttemptSucceeded)
+	p.stop()
+	p = start(t, dir)
+	w.toolReady("refund")
+	w.pay(p, "refund", "newest", "6", "1", guard.AttemptSucceeded)
 }
 
 // A store whose object is deleted is closed, and its file stays.
@@ -453,10 +490,11 @@ func TestFileOfAnotherProcess(t *testing.T) {
 	w.ready()
 	other := &StoreReconciler{
 		Client: p.op.client, Live: p.live, Memory: p.op.stores.Memory, Engines: guard.NewEngines(), Events: p.op.stores.Events, DataDir: dir,
+		Gateway: true, AllInOne: true, Leading: func() bool { return false },
 	}
 	var obj v1alpha1.IdempotencyStore
 	must(t, w.get("payments", &obj))
-	if _, err := other.serve(w.ctx, &obj); !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "one process") {
+	if _, err := other.look(w.ctx, &obj); !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "one process") {
 		t.Errorf("the file is in use, got %v", err)
 	}
 	if _, err := other.Engines.Get(w.ns, "payments"); !errors.Is(err, store.ErrUnavailable) {

@@ -35,23 +35,49 @@ type Credentials struct{ Live client.Reader }
 
 // Get returns the value of one key.
 func (c Credentials) Get(ctx context.Context, namespace, secret, key string) (string, error) {
-	var s corev1.Secret
-	err := c.Live.Get(ctx, types.NamespacedName{Namespace: namespace, Name: secret}, &s)
-	switch {
-	case apierrors.IsNotFound(err):
-		return "", fmt.Errorf("%w: there is no Secret %s/%s", errCredentials, namespace, secret)
-	case apierrors.IsForbidden(err):
-		return "", fmt.Errorf("%w: the operator may not read Secret %s/%s: its namespace's owner must give the right with a RoleBinding: %w", errCredentials, namespace, secret, err)
-	case err != nil:
-		return "", fmt.Errorf("read Secret %s/%s: %w", namespace, secret, err)
-	case s.Labels[v1alpha1.CredentialsLabel] != "true":
-		return "", fmt.Errorf("%w: Secret %s/%s does not carry the label %s: \"true\"", errCredentials, namespace, secret, v1alpha1.CredentialsLabel)
+	s, err := c.read(ctx, namespace, secret)
+	if err != nil {
+		return "", err
 	}
 	value, ok := s.Data[key]
 	if !ok || len(value) == 0 {
 		return "", fmt.Errorf("%w: Secret %s/%s has no value under the key %q", errCredentials, namespace, secret, key)
 	}
 	return string(value), nil
+}
+
+// The keys of a Secret that names a user of a server.
+const (
+	userKey     = "username"
+	passwordKey = "password"
+)
+
+// User returns the user's name, which may be absent, and the password.
+func (c Credentials) User(ctx context.Context, namespace, secret string) (name, password string, err error) {
+	s, err := c.read(ctx, namespace, secret)
+	if err != nil {
+		return "", "", err
+	}
+	if len(s.Data[passwordKey]) == 0 {
+		return "", "", fmt.Errorf("%w: Secret %s/%s has no value under the key %q", errCredentials, namespace, secret, passwordKey)
+	}
+	return string(s.Data[userKey]), string(s.Data[passwordKey]), nil
+}
+
+func (c Credentials) read(ctx context.Context, namespace, secret string) (*corev1.Secret, error) {
+	var s corev1.Secret
+	err := c.Live.Get(ctx, types.NamespacedName{Namespace: namespace, Name: secret}, &s)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("%w: there is no Secret %s/%s", errCredentials, namespace, secret)
+	case apierrors.IsForbidden(err):
+		return nil, fmt.Errorf("%w: the operator may not read Secret %s/%s: its namespace's owner must give the right with a RoleBinding: %w", errCredentials, namespace, secret, err)
+	case err != nil:
+		return nil, fmt.Errorf("read Secret %s/%s: %w", namespace, secret, err)
+	case s.Labels[v1alpha1.CredentialsLabel] != "true":
+		return nil, fmt.Errorf("%w: Secret %s/%s does not carry the label %s: \"true\"", errCredentials, namespace, secret, v1alpha1.CredentialsLabel)
+	}
+	return &s, nil
 }
 
 // Consent reads the annotation of Namespaces.

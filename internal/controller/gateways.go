@@ -9,7 +9,6 @@ package controller
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -53,23 +52,24 @@ type Presence struct {
 	poke   chan struct{}
 }
 
-// NewPresence names the Lease after the machine: the process that follows it takes it over.
-func NewPresence(namespace string, cached client.Reader, live client.Client, serves func(types.NamespacedName) (types.UID, int64, bool)) (*Presence, error) {
-	host, err := os.Hostname()
-	if err != nil {
-		return nil, fmt.Errorf("the Lease of this gateway is named after the host: %w", err)
+// NewPresence names the Lease after the gateway: the process that follows it under the
+// same name takes it over.
+func NewPresence(namespace, gateway string, cached client.Reader, live client.Client, serves func(types.NamespacedName) (types.UID, int64, bool)) *Presence {
+	return &Presence{
+		namespace: namespace, name: "holdfast-gateway-" + gateway, cached: cached, live: live, serves: serves, poke: make(chan struct{}, 1),
 	}
-	name := "holdfast-gateway-" + strings.ToLower(strings.Map(func(r rune) rune {
+}
+
+// GatewayName makes a name that a Lease can carry of one that a machine or pod has.
+func GatewayName(name string) string {
+	name = strings.ToLower(strings.Map(func(r rune) rune {
 		switch {
 		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '-', r == '.':
 			return r
 		}
 		return '-'
-	}, host))
-	name = strings.TrimRight(name[:min(len(name), 253)], "-.")
-	return &Presence{
-		namespace: namespace, name: name, cached: cached, live: live, serves: serves, poke: make(chan struct{}, 1),
-	}, nil
+	}, name))
+	return strings.Trim(name[:min(len(name), 200)], "-.")
 }
 
 // Poke says that the gateway may have come further.

@@ -1,7 +1,8 @@
-// This file opens the stores and decides whether each is the memory that it was.
+// This file opens the stores and decides whether each may be used.
 //
 // What must hold: a store serves only after its epoch is durably remembered, and only
-// while it is the one remembered. A memory that was lost is a payment made twice.
+// while it is the one remembered. A memory that was lost is a payment made twice. Every
+// process judges for itself; the leader alone remembers, and writes the status.
 
 package controller
 
@@ -12,7 +13,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -20,15 +20,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrlcontroller "sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 	"github.com/holdfast-dev/holdfast/internal/guard"
+	"github.com/holdfast-dev/holdfast/internal/policy"
 	"github.com/holdfast-dev/holdfast/internal/store"
-	"github.com/holdfast-dev/holdfast/internal/store/bolt"
 )
 
 // The reasons of an IdempotencyStore's conditions.
@@ -37,13 +39,31 @@ const (
 	reasonKnown       = "Known"
 	reasonMemoryLost  = "MemoryLost"
 	reasonUnavailable = "StoreUnavailable"
+	reasonClockJumped = "ClockJumped"
+	reasonDeploying   = "Deploying"
+	reasonAccepting   = "Accepting"
+	reasonAllInOne    = "NeedsAllInOne"
 )
 
-// storeLook is how often an open store is looked at, and one that is refused tried again.
-const storeLook = 10 * time.Second
+const (
+	// storeLook is how often an open store is looked at.
+	storeLook = 10 * time.Second
+	// storeRetry is how soon one is looked at again that could not be asked.
+	storeRetry = 2 * time.Second
+	// busyAgain is how soon a store is tried again that is to be closed and still in use.
+	busyAgain = time.Second
+	// storesAtOnce keeps a store that does not answer from keeping the others waiting.
+	storesAtOnce = 8
+	// lookTimeout bounds one look at a store.
+	lookTimeout = 30 * time.Second
+	// sightingEvery is how often it is remembered how far a store has come.
+	sightingEvery = 30 * time.Second
+	// maxClockStep is how far a store's clock may go from what it should show.
+	maxClockStep = time.Hour
+)
 
-// busyAgain is how soon a store is tried again that is to be closed and still in use.
-const busyAgain = time.Second
+// errNeedsAllInOne: the embedded store is a file of the process that has both roles.
+var errNeedsAllInOne = fmt.Errorf("%w: the embedded store is a file of one process that is controllers and gateway both: run it so, or use redis or postgres", store.ErrUnavailable)
 
 // StoreReconciler keeps one engine for each IdempotencyStore.
 type StoreReconciler struct {
@@ -51,90 +71,200 @@ type StoreReconciler struct {
 	Live    client.Client
 	Memory  *Memory
 	Engines *guard.Engines
-	Events  events.EventRecorder
+	// Policies are what the tools say, for what is held again after a loss.
+	Policies *policy.Current
+	Events   events.EventRecorder
+	// Credentials read the Secrets of stores, and Dial reaches their servers.
+	Credentials Credentials
+	Dial        Dial
+	// Deployer makes what a deployed store runs on.
+	Deployer *Deployer
 	// DataDir is where the embedded stores' files are.
 	DataDir string
-	Options guard.Options
+	// Gateway and AllInOne say what this process is, and Leading whether it writes for all.
+	Gateway, AllInOne bool
+	Leading           func() bool
+	// StoreTimeout bounds a question to a store's server; 0: the driver's own.
+	StoreTimeout time.Duration
+	Options      guard.Options
 
 	mu   sync.Mutex
 	open map[types.NamespacedName]*openStore
+	// old are stores whose settings have changed, until nothing of them is in use.
+	old []*openStore
 	// seen are the stores that were served or refused since the process began.
 	seen map[types.NamespacedName]bool
+	// lostSince says since when this process has known of a loss, by the lost epoch.
+	lostSince map[types.NamespacedName]lostSince
+	// told is what this process last logged of a store.
+	told map[types.NamespacedName]string
 	done bool
 }
 
-// openStore is a store whose file this process holds.
-type openStore struct {
-	store    store.Store
-	file     os.FileInfo
-	identity store.Identity
-	engine   *guard.Engine
+// lostSince is when a loss was first seen.
+type lostSince struct {
+	epoch string
+	at    time.Time
 }
 
-// SetupWithManager watches the stores and the operator's memory.
+// SetupWithManager watches the stores, what they run on, and the operator's memory.
 func (r *StoreReconciler) SetupWithManager(mgr ctrl.Manager) error {
-	return ctrl.NewControllerManagedBy(mgr).
+	b := ctrl.NewControllerManagedBy(mgr).
 		For(&v1alpha1.IdempotencyStore{}).
 		Watches(&corev1.ConfigMap{}, enqueueAll(r.Client, &v1alpha1.IdempotencyStoreList{}), builder.WithPredicates(isMemory(r.Memory))).
-		Complete(r)
+		WatchesRawSource(onElection(mgr, r.Client, &v1alpha1.IdempotencyStoreList{})).
+		// Every gateway opens the stores.
+		WithOptions(ctrlcontroller.Options{NeedLeaderElection: ptr.To(false), MaxConcurrentReconciles: storesAtOnce})
+	if r.Deployer != nil {
+		r.Deployer.Watches(b)
+	}
+	return b.Complete(r)
+}
+
+// visit is what one look at a store has found.
+type visit struct {
+	// epoch is that of the memory that the object has, also where it is lost.
+	epoch string
+	// accepting says how far the acceptance of a loss has come.
+	accepting string
+	found     []store.Finding
+	// judged says that found and replicated are of this visit.
+	judged, replicated bool
+	deployed           *Deployed
 }
 
 // Reconcile opens the store if need be, judges it, and serves it or says why not.
 func (r *StoreReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	nn := req.NamespacedName
+	r.closeOld()
 	var obj v1alpha1.IdempotencyStore
-	if err := r.Client.Get(ctx, req.NamespacedName, &obj); err != nil {
+	if err := r.Client.Get(ctx, nn, &obj); err != nil {
 		if client.IgnoreNotFound(err) != nil {
 			return ctrl.Result{}, err
 		}
-		// The file stays: it is the memory of whoever makes the store again.
-		r.Engines.Remove(req.Namespace, req.Name)
-		busy, err := r.retire(req.NamespacedName)
+		// The records stay: they are the memory of whoever makes the store again.
+		r.Engines.Remove(nn.Namespace, nn.Name)
+		busy, err := r.retire(nn)
 		if busy {
 			return ctrl.Result{RequeueAfter: busyAgain}, nil
 		}
 		return ctrl.Result{}, err
 	}
-	next := v1alpha1.IdempotencyStoreStatus{ObservedGeneration: obj.Generation, Epoch: obj.Status.Epoch}
-	set := newConditions(obj.Status.Conditions, obj.Generation)
-
-	epoch, failed := r.serve(ctx, &obj)
-	if epoch != "" {
-		next.Epoch = epoch
+	if !r.Gateway && !r.Leading() {
+		return ctrl.Result{}, nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	v, failed := r.look(ctx, &obj)
 	r.mu.Lock()
 	if r.seen == nil {
 		r.seen = map[types.NamespacedName]bool{}
 	}
-	r.seen[req.NamespacedName] = true
+	r.seen[nn] = true
 	r.mu.Unlock()
+	r.tell(ctx, nn, failed)
+	after := ctrl.Result{RequeueAfter: storeLook}
+	if failed != nil && !errors.Is(failed, store.ErrMemoryLost) || v.accepting != "" {
+		after.RequeueAfter = storeRetry
+	}
+	if !r.Leading() {
+		return after, nil
+	}
+	if err := r.status(ctx, &obj, v, failed); err != nil {
+		return ctrl.Result{}, err
+	}
+	return after, nil
+}
+
+// tell logs what has changed about a store that is refused.
+func (r *StoreReconciler) tell(ctx context.Context, nn types.NamespacedName, failed error) {
+	text := ""
+	if failed != nil {
+		text = failed.Error()
+	}
+	r.mu.Lock()
+	was := r.told[nn]
+	if r.told == nil {
+		r.told = map[types.NamespacedName]string{}
+	}
+	r.told[nn] = text
+	r.mu.Unlock()
+	switch {
+	case text != "" && text != was:
+		log.FromContext(ctx).Error(failed, "the store is refused")
+	case text == "" && was != "":
+		log.FromContext(ctx).Info("the store serves again")
+	}
+}
+
+// status writes what was found.
+func (r *StoreReconciler) status(ctx context.Context, obj *v1alpha1.IdempotencyStore, v visit, failed error) error {
+	next := v1alpha1.IdempotencyStoreStatus{ObservedGeneration: obj.Generation, Epoch: obj.Status.Epoch, Durability: obj.Status.Durability}
+	set := newConditions(obj.Status.Conditions, obj.Generation)
+	if v.epoch != "" {
+		next.Epoch = v.epoch
+	}
 	lost := errors.Is(failed, store.ErrMemoryLost)
+	ready := func(reason string, err error) {
+		set.set(v1alpha1.ConditionReady, metav1.ConditionFalse, reason, err.Error())
+	}
 	switch {
 	case failed == nil:
 		set.set(v1alpha1.ConditionReady, metav1.ConditionTrue, reasonServing, "The store is open and its memory is the one it had.")
-		set.set(v1alpha1.ConditionEpochAccepted, metav1.ConditionTrue, reasonKnown, "The store carries the epoch that is remembered for it.")
+	case lost && v.accepting != "":
+		set.set(v1alpha1.ConditionReady, metav1.ConditionFalse, reasonAccepting, v.accepting)
 	case lost:
-		set.set(v1alpha1.ConditionReady, metav1.ConditionFalse, reasonMemoryLost, failed.Error())
-		set.set(v1alpha1.ConditionEpochAccepted, metav1.ConditionFalse, reasonMemoryLost, failed.Error())
+		ready(reasonMemoryLost, failed)
 		set.set(v1alpha1.ConditionStalled, metav1.ConditionTrue, reasonMemoryLost, "A person must restore the store or accept that its memory is lost.")
+	case errors.Is(failed, guard.ErrClockJumped):
+		ready(reasonClockJumped, failed)
+		set.set(v1alpha1.ConditionStalled, metav1.ConditionTrue, reasonClockJumped, "A person must set the store's clock right, or accept the time that it shows.")
+	case errors.Is(failed, errNotDurable):
+		ready(reasonLoses, failed)
+		set.set(v1alpha1.ConditionStalled, metav1.ConditionTrue, reasonLoses, "A person must make the store durable, or choose durabilityPolicy Warn.")
+	case errors.Is(failed, errNeedsAllInOne):
+		ready(reasonAllInOne, failed)
+		set.set(v1alpha1.ConditionStalled, metav1.ConditionTrue, reasonAllInOne, failed.Error())
+	case v.deployed != nil && !v.deployed.Ready:
+		set.set(v1alpha1.ConditionReady, metav1.ConditionFalse, reasonDeploying, v.deployed.Message)
 	default:
-		set.set(v1alpha1.ConditionReady, metav1.ConditionFalse, reasonUnavailable, failed.Error())
+		ready(reasonUnavailable, failed)
+	}
+	switch {
+	case lost:
+		set.set(v1alpha1.ConditionEpochAccepted, metav1.ConditionFalse, reasonMemoryLost, failed.Error())
+	case failed == nil, errors.Is(failed, guard.ErrClockJumped), errors.Is(failed, errNotDurable):
+		set.set(v1alpha1.ConditionEpochAccepted, metav1.ConditionTrue, reasonKnown, "The store carries the epoch that is remembered for it.")
+	default:
 		set.set(v1alpha1.ConditionEpochAccepted, metav1.ConditionUnknown, reasonUnavailable, "The store could not be read.")
+	}
+	if v.judged {
+		next.Durability = durabilityStatus(v.found, v.replicated)
+		durableCondition(set, v.found, obj.Spec.DurabilityPolicy)
+	} else if was := find(obj.Status.Conditions, v1alpha1.ConditionDurable); was != nil && was.Reason == reasonLoses {
+		// What was found stands until somebody has looked again.
+		set.set(v1alpha1.ConditionDurable, was.Status, was.Reason, was.Message)
+	} else {
+		set.set(v1alpha1.ConditionDurable, metav1.ConditionUnknown, reasonNotJudged, "The store could not be looked at.")
+	}
+	if v.deployed != nil {
+		is := metav1.ConditionFalse
+		if v.deployed.Ready {
+			is = metav1.ConditionTrue
+		}
+		set.set(v1alpha1.ConditionDeployed, is, v.deployed.Reason, v.deployed.Message)
 	}
 	next.Conditions = set.list
 	was := obj.Status
 	was.Conditions = sorted(was.Conditions)
-	wrote, err := applyStatus(ctx, r.Client, &obj, &was, &next, ownerStore)
+	wrote, err := applyStatus(ctx, r.Client, obj, &was, &next, ownerStore)
 	if err != nil {
-		return ctrl.Result{}, err
+		return err
 	}
-	if wrote && lost && !stalledFor(was.Conditions, reasonMemoryLost) {
-		log.FromContext(ctx).Error(failed, "the store is refused")
-		r.Events.Eventf(&obj, nil, corev1.EventTypeWarning, reasonMemoryLost, "Refuse", "%s", clip(failed.Error(), maxNote))
+	if now := find(next.Conditions, v1alpha1.ConditionStalled); wrote && now != nil && !stalledFor(was.Conditions, now.Reason) {
+		r.Events.Eventf(obj, nil, corev1.EventTypeWarning, now.Reason, "Refuse", "%s", clip(failed.Error(), maxNote))
 	}
-	if failed != nil && !lost {
-		return ctrl.Result{}, failed // it may pass: try again, with backoff
-	}
-	return ctrl.Result{RequeueAfter: storeLook}, nil
+	return nil
 }
 
 func stalledFor(list []metav1.Condition, reason string) bool {
@@ -142,41 +272,154 @@ func stalledFor(list []metav1.Condition, reason string) bool {
 	return c != nil && c.Reason == reason
 }
 
-// serve puts the store's engine into service if the store may be trusted, and takes
-// it out of service if it may not. It returns the epoch that is the store's own.
-func (r *StoreReconciler) serve(ctx context.Context, obj *v1alpha1.IdempotencyStore) (string, error) {
+// errNotDurable: the store could lose what it acknowledges, and nobody has accepted that.
+var errNotDurable = fmt.Errorf("%w: it could lose an acknowledged write", store.ErrUnavailable)
+
+// look puts the store's engine into service if the store may be trusted, and takes it
+// out of service if it may not.
+func (r *StoreReconciler) look(ctx context.Context, obj *v1alpha1.IdempotencyStore) (v visit, err error) {
 	nn := client.ObjectKeyFromObject(obj)
-	refuse := func(err error) error {
-		if ctx.Err() != nil {
-			return err // the process is ending, which says nothing of the store
+	fail := func(err error) error {
+		if ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) { // else the process is ending, which says nothing of the store
+			r.Engines.Fail(nn.Namespace, nn.Name, err)
 		}
-		r.Engines.Fail(nn.Namespace, nn.Name, err)
-		// While it is busy it stays open, and the next visit judges it again.
-		_, failed := r.retire(nn)
-		return errors.Join(err, failed)
+		return err
+	}
+	// failNew refuses a store that is not served yet. One that is served stays so: nothing
+	// says that it is another memory now, and its driver answers for itself.
+	failNew := func(err error) error {
+		if o := r.held(nn); o == nil || !o.served {
+			return fail(err)
+		}
+		return err
+	}
+	if obj.Spec.Embedded != nil && !r.AllInOne {
+		return v, fail(errNeedsAllInOne)
+	}
+	if r.Leading() && deployed(obj) {
+		d, err := r.Deployer.Apply(ctx, obj)
+		if err != nil {
+			return v, failNew(fmt.Errorf("%w: what the store runs on could not be made: %w", store.ErrUnavailable, err))
+		}
+		v.deployed = &d
 	}
 	known, err := r.Memory.stores(ctx)
 	if err != nil {
-		// What is served stays so: nothing says that it is another memory now.
-		if o := r.held(nn); o == nil {
-			r.Engines.Fail(nn.Namespace, nn.Name, fmt.Errorf("%w: %w", store.ErrUnavailable, err))
-		}
-		return "", err
+		return v, failNew(fmt.Errorf("%w: %w", store.ErrUnavailable, err))
 	}
-	if o := r.held(nn); o != nil {
-		if err := r.stillThere(ctx, nn, o); err != nil {
-			return known.epoch(nn), refuse(err)
-		}
-	}
-	o, err := r.openOrHeld(ctx, nn, known)
+	v.epoch = known.epoch(nn)
+	s, err := r.settingsOf(ctx, obj)
 	if err != nil {
-		return known.epoch(nn), refuse(err)
+		return v, failNew(fmt.Errorf("%w: %w", store.ErrUnavailable, err))
 	}
-	if err := r.judge(ctx, obj, o.identity, known); err != nil {
-		return known.epoch(nn), refuse(err)
+	o, standing, err := r.opened(ctx, obj, s, known)
+	switch {
+	case errors.Is(err, store.ErrMemoryLost):
+		v.epoch = lostEpoch(obj, known)
+		return v, errors.Join(fail(err), r.disown(ctx, nn, known))
+	case err != nil:
+		return v, failNew(err)
 	}
-	if o.identity.Epoch == "" {
-		// The file first, then the memory of it: what is between the two is adopted at
+	l, err := r.judge(ctx, obj, standing, known)
+	if errors.Is(err, store.ErrMemoryLost) {
+		v.epoch = l
+		_ = fail(err)
+		if o != nil && o.engine != nil {
+			o.engine.Retire()
+			o.served = false
+		}
+		if standing.Epoch != "" && standing.Epoch == known.epoch(nn) {
+			// Others may not know it yet.
+			return v, errors.Join(err, r.disown(ctx, nn, known))
+		}
+		if r.Leading() && l != "" && obj.Spec.AcceptEpoch == l {
+			return r.accept(ctx, obj, o, standing, known, v, err)
+		}
+		return v, err
+	}
+	if err != nil {
+		return v, failNew(err)
+	}
+	if standing.Epoch == "" || known.epoch(nn) == "" || known.keyDomain(nn) == "" {
+		if !r.Leading() {
+			return v, failNew(fmt.Errorf("%w: the store is not in use yet: the controllers begin it", store.ErrUnavailable))
+		}
+		if standing, err = r.begin(ctx, nn, o, standing, known); err != nil {
+			return v, fail(err)
+		}
+		if known, err = r.Memory.stores(ctx); err != nil {
+			return v, failNew(fmt.Errorf("%w: %w", store.ErrUnavailable, err))
+		}
+	}
+	v.epoch = standing.Epoch
+	if err := r.engine(ctx, obj, o, standing, known); err != nil {
+		return v, failNew(err)
+	}
+	if err := r.judgeClock(ctx, obj, o, standing, known); err != nil {
+		return v, r.refuse(nn, o, err)
+	}
+	v.found, v.replicated, err = r.judgeDurability(ctx, obj, o)
+	if err != nil {
+		return v, failNew(fmt.Errorf("%w: judge how durable it is: %w", store.ErrUnavailable, err))
+	}
+	v.judged = true
+	if err := notDurable(obj, v.found, r.Leading()); err != nil {
+		return v, r.refuse(nn, o, err)
+	}
+	o.engine.Resume()
+	r.serve(nn, o)
+	return v, nil
+}
+
+// refuse lets no call in. What was let in can be settled, and holds be resolved.
+func (r *StoreReconciler) refuse(nn types.NamespacedName, o *openStore, err error) error {
+	o.engine.Refuse(err)
+	r.serve(nn, o)
+	return err
+}
+
+func (r *StoreReconciler) serve(nn types.NamespacedName, o *openStore) {
+	o.served = true
+	r.Engines.Put(nn.Namespace, nn.Name, o.engine)
+}
+
+// engine gives the store an engine, if it has none that is as it must be now.
+func (r *StoreReconciler) engine(ctx context.Context, obj *v1alpha1.IdempotencyStore, o *openStore, standing store.Standing, known storeMemory) error {
+	nn := client.ObjectKeyFromObject(obj)
+	l, err := known.loss(nn)
+	if err != nil {
+		return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
+	}
+	// The key domain is the one remembered: it outlives a loss of memory.
+	id := store.Identity{Epoch: standing.Epoch, KeyDomain: known.keyDomain(nn)}
+	if o.engine == nil || o.identity != id || !o.lost.at.Equal(l.at) || o.lost.forget != l.forget {
+		options := r.Options
+		options.LostAt, options.ForgetLost = l.at, l.forget
+		o.engine, o.identity, o.lost, o.served = guard.New(o.store, id, options), id, l, false
+		log.FromContext(ctx).Info("the store is open", "epoch", id.Epoch, "store", r.place(obj))
+	}
+	return nil
+}
+
+// notDurable says why calls are refused: an acknowledged write could be lost, and nobody
+// has accepted that.
+func notDurable(obj *v1alpha1.IdempotencyStore, found []store.Finding, leads bool) error {
+	text := ""
+	if f := losing(found); f != nil {
+		text = f.Text
+	} else if c := find(obj.Status.Conditions, v1alpha1.ConditionDurable); !leads && c != nil && c.Reason == reasonLoses {
+		text = c.Message // the leader knows more
+	}
+	if text == "" || obj.Spec.DurabilityPolicy == v1alpha1.DurabilityWarn {
+		return nil
+	}
+	return fmt.Errorf("%w (IdempotencyStore %s): %s. Or accept that a payment may be forgotten and made twice, with spec.durabilityPolicy: Warn", errNotDurable, obj.Name, text)
+}
+
+// begin gives a store its identity at its first use, and remembers it.
+func (r *StoreReconciler) begin(ctx context.Context, nn types.NamespacedName, o *openStore, standing store.Standing, known storeMemory) (store.Standing, error) {
+	if standing.Epoch == "" {
+		// The store first, then the memory of it: what is between the two is adopted at
 		// the next visit, and never read as a loss.
 		domain := known.keyDomain(nn)
 		if domain == "" {
@@ -184,113 +427,73 @@ func (r *StoreReconciler) serve(ctx context.Context, obj *v1alpha1.IdempotencySt
 		}
 		id, err := o.store.Initialise(ctx, store.Identity{Epoch: rand.Text(), KeyDomain: domain})
 		if err != nil {
-			return "", refuse(fmt.Errorf("give the store its identity: %w", err))
+			return standing, fmt.Errorf("give the store its identity: %w", err)
 		}
-		o.identity = id
+		standing.Identity = id
 	}
-	if known.epoch(nn) != o.identity.Epoch || known.keyDomain(nn) != o.identity.KeyDomain {
-		if err := r.Memory.rememberStore(ctx, nn, o.identity.Epoch, o.identity.KeyDomain); err != nil {
-			return "", refuse(fmt.Errorf("%w: its epoch must be remembered before it serves: %w", store.ErrUnavailable, err))
-		}
+	id := standing.Identity
+	if domain := known.keyDomain(nn); domain != "" {
+		id.KeyDomain = domain
 	}
-	if o.engine == nil {
-		o.engine = guard.New(o.store, o.identity, r.Options)
-		log.FromContext(ctx).Info("the store is open", "epoch", o.identity.Epoch, "file", r.path(nn))
+	seen := sight(standing)
+	if err := r.Memory.rememberStore(ctx, nn, id, seen); err != nil {
+		return standing, fmt.Errorf("%w: %w", store.ErrUnavailable, err)
 	}
-	o.engine.Resume()
-	r.Engines.Put(nn.Namespace, nn.Name, o.engine)
-	return o.identity.Epoch, nil
+	o.sighted = seen
+	return standing, nil
 }
 
-// judge says whether a store with this identity is the memory that the object had.
-func (r *StoreReconciler) judge(ctx context.Context, obj *v1alpha1.IdempotencyStore, id store.Identity, known storeMemory) error {
+// opened returns the open store and how far it has come. What is open by other settings
+// than the present ones gives way; it is closed once nothing of it is in use.
+func (r *StoreReconciler) opened(ctx context.Context, obj *v1alpha1.IdempotencyStore, s settings, known storeMemory) (*openStore, store.Standing, error) {
 	nn := client.ObjectKeyFromObject(obj)
-	remembered := known.epoch(nn)
-	accept := fmt.Sprintf("Restore %s as it was. Or, to go on without that memory, knowing that what it paid could be paid again, "+
-		"settle its open payments by the provider's ledger and remove the key %q from the %s",
-		r.path(nn), memoryKey(epochOf, nn), r.Memory)
-	switch {
-	case remembered != "" && id.Epoch == "":
-		return fmt.Errorf("%w: the store is empty, and epoch %s is remembered for it. %s", store.ErrMemoryLost, remembered, accept)
-	case remembered != "" && id.Epoch != remembered:
-		return fmt.Errorf("%w: the store carries epoch %s, and epoch %s is remembered for it. %s", store.ErrMemoryLost, id.Epoch, remembered, accept)
+	o := r.held(nn)
+	if o != nil && o.settings != s.digest {
+		r.replace(nn, o)
+		o = nil
 	}
-	if id.Epoch != "" {
-		if other := known.bearer(id.Epoch, nn); other != "" {
-			return fmt.Errorf("%w: the store carries the epoch of IdempotencyStore %s: two copies of one memory would each pay once. "+
-				"Move the copy away, or remove the other's keys from the %s if it is gone for good", store.ErrMemoryLost, other, r.Memory)
-		}
-		if domain := known.keyDomain(nn); domain != "" && domain != id.KeyDomain {
-			return fmt.Errorf("%w: the store carries another key domain than the one remembered for it, so the provider would not know its payments again. "+
-				"Restore %s, or remove the key %q from the %s", store.ErrMemoryLost, r.path(nn), memoryKey(keyDomainOf, nn), r.Memory)
+	if o != nil && o.file != nil {
+		if err := r.stillThere(nn, o); err != nil {
+			return nil, store.Standing{}, err
 		}
 	}
-	if remembered != "" || known.keyDomain(nn) != "" {
-		// With the key domain alone, a person has taken the epoch away: the loss is accepted.
-		return nil
+	if o == nil {
+		var err error
+		o, err = r.openAs(s, known.epoch(nn) != "")
+		if errors.Is(err, errNoFile) {
+			return nil, store.Standing{}, nil // as empty as a new one would be
+		}
+		if err != nil {
+			return nil, store.Standing{}, fmt.Errorf("%w: %w", store.ErrUnavailable, err)
+		}
+		if err := r.hold(nn, o); err != nil {
+			return nil, store.Standing{}, errors.Join(err, o.store.Close())
+		}
 	}
-	if was := obj.Status.Epoch; was != "" && was != id.Epoch {
-		return fmt.Errorf("%w: nothing is remembered for the store, but its status tells of epoch %s, and it carries %s. "+
-			"Restore the %s and %s. Or, to go on without that memory, knowing that what it paid could be paid again, "+
-			"set the key %q in it to a new random text", store.ErrMemoryLost, was, orNone(id.Epoch), r.Memory, r.path(nn), memoryKey(keyDomainOf, nn))
+	standing, err := o.store.Standing(ctx)
+	if err != nil && o.file != nil && ctx.Err() == nil {
+		// Nothing can be written to it any more, whatever is in hand: opening it anew may help.
+		err = fmt.Errorf("the open store does not answer: %w", err)
+		r.Engines.Fail(nn.Namespace, nn.Name, err)
+		return nil, standing, errors.Join(err, r.close(nn))
 	}
-	if id.Epoch != "" {
-		return nil // adopted
+	return o, standing, err
+}
+
+// stillThere says whether the embedded store's file is still the one that is open.
+func (r *StoreReconciler) stillThere(nn types.NamespacedName, o *openStore) error {
+	file, err := os.Stat(r.path(nn))
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(file, o.file) {
+		err := fmt.Errorf("%w: %s was taken away under the running process: what is written now would be lost with it", store.ErrMemoryLost, r.path(nn))
+		r.Engines.Fail(nn.Namespace, nn.Name, err)
+		// While it is busy it stays open, and the next visit judges it again.
+		_, failed := r.retire(nn)
+		return errors.Join(err, failed)
 	}
-	hold, err := r.strayHold(ctx, nn, known)
 	if err != nil {
-		return fmt.Errorf("%w: whether this is the store's first use cannot be told: %w", store.ErrUnavailable, err)
-	}
-	if hold != nil {
-		return fmt.Errorf("%w: the store is empty, but PaymentHold %s was made under epoch %s, which no store of this namespace carries. "+
-			"Restore %s as it was. Or, to go on without that memory, knowing that what it paid could be paid again, "+
-			"set the key %q in the %s to a new random text", store.ErrMemoryLost, hold.Name, hold.Spec.Record.Epoch, r.path(nn), memoryKey(keyDomainOf, nn), r.Memory)
+		return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
 	}
 	return nil
-}
-
-func orNone(epoch string) string {
-	if epoch == "" {
-		return "none"
-	}
-	return "epoch " + epoch
-}
-
-// strayHold is a hold that may have come from this store under an epoch that no store
-// of the namespace is known to carry.
-func (r *StoreReconciler) strayHold(ctx context.Context, nn types.NamespacedName, known storeMemory) (*v1alpha1.PaymentHold, error) {
-	epochs := map[string]bool{probeEpoch: true}
-	for _, e := range known.epochs(nn.Namespace) {
-		epochs[e] = true
-	}
-	data := map[string]string(known)
-	next := ""
-	for {
-		var page v1alpha1.PaymentHoldList
-		if err := r.Live.List(ctx, &page, client.InNamespace(nn.Namespace), client.Limit(500), client.Continue(next)); err != nil {
-			return nil, err
-		}
-		for i := range page.Items {
-			h := &page.Items[i]
-			if epochs[h.Spec.Record.Epoch] {
-				continue
-			}
-			// A tool that is known to belong to another store says nothing of this one.
-			budget := data[memoryKey(budgetOf, types.NamespacedName{Namespace: nn.Namespace, Name: h.Spec.ToolRef.Name})]
-			of := data[memoryKey(storeOf, types.NamespacedName{Namespace: nn.Namespace, Name: budget})]
-			if budget == "" || of == "" || of == nn.Name {
-				return h, nil
-			}
-		}
-		if next = page.Continue; next == "" {
-			return nil, nil
-		}
-	}
-}
-
-// path is the store's file. A namespace has no underscore and no dot, so no two stores share one.
-func (r *StoreReconciler) path(nn types.NamespacedName) string {
-	return filepath.Join(r.DataDir, nn.Namespace+"_"+nn.Name+".db")
 }
 
 // looked says that the store was served or refused since the process began.
@@ -306,62 +509,54 @@ func (r *StoreReconciler) held(nn types.NamespacedName) *openStore {
 	return r.open[nn]
 }
 
-// stillThere says whether an open store answers, and is still the file at its path.
-func (r *StoreReconciler) stillThere(ctx context.Context, nn types.NamespacedName, o *openStore) error {
-	file, err := os.Stat(r.path(nn))
-	if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(file, o.file) {
-		return fmt.Errorf("%w: %s was taken away under the running process: what is written now would be lost with it", store.ErrMemoryLost, r.path(nn))
-	}
-	if err != nil {
-		return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
-	}
-	if _, err := o.store.Identity(ctx); err != nil {
-		err = fmt.Errorf("the open store does not answer: %w", err)
-		if ctx.Err() != nil {
-			return err
-		}
-		// Nothing can be written to it any more, whatever is in hand: opening it anew may help.
-		r.Engines.Fail(nn.Namespace, nn.Name, err)
-		return errors.Join(err, r.close(nn))
-	}
-	return nil
-}
-
-// openOrHeld opens the store's file if it is not open. It makes none where one is remembered.
-func (r *StoreReconciler) openOrHeld(ctx context.Context, nn types.NamespacedName, known storeMemory) (*openStore, error) {
-	if o := r.held(nn); o != nil {
-		return o, nil
-	}
-	path := r.path(nn)
-	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) && known.epoch(nn) != "" {
-		return &openStore{}, nil // as empty as a new one would be
-	}
-	st, err := bolt.Open(path, bolt.Options{})
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", store.ErrUnavailable, err)
-	}
-	o := &openStore{store: st}
-	if o.file, err = os.Stat(path); err == nil {
-		o.identity, err = st.Identity(ctx)
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("%w: %w", store.ErrUnavailable, err), st.Close())
-	}
+func (r *StoreReconciler) hold(nn types.NamespacedName, o *openStore) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.done {
-		return nil, errors.Join(fmt.Errorf("%w: the process is ending", store.ErrUnavailable), st.Close())
+		return fmt.Errorf("%w: the process is ending", store.ErrUnavailable)
 	}
 	if r.open == nil {
 		r.open = map[types.NamespacedName]*openStore{}
 	}
 	r.open[nn] = o
-	return o, nil
+	return nil
 }
 
-// retire lets nobody use the store any more, and closes its file once nothing is under
-// way: the result of an attempt that was sent must find it open. Each attempt keeps it
-// so until a minute after its lease at the latest.
+// replace takes a store out of service whose settings have changed.
+func (r *StoreReconciler) replace(nn types.NamespacedName, o *openStore) {
+	if o.engine != nil {
+		o.engine.Retire()
+	}
+	r.Engines.Fail(nn.Namespace, nn.Name, fmt.Errorf("%w: its settings have changed, and it is being opened anew", store.ErrUnavailable))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.open, nn)
+	r.old = append(r.old, o)
+}
+
+// closeOld closes those that were replaced and are no longer in use.
+func (r *StoreReconciler) closeOld() {
+	r.mu.Lock()
+	var idle, busy []*openStore
+	for _, o := range r.old {
+		if o.engine != nil && o.engine.Busy() {
+			busy = append(busy, o)
+		} else {
+			idle = append(idle, o)
+		}
+	}
+	r.old = busy
+	r.mu.Unlock()
+	for _, o := range idle {
+		if err := o.store.Close(); err != nil {
+			ctrl.Log.WithName("stores").Error(err, "a store that was replaced could not be closed")
+		}
+	}
+}
+
+// retire lets nobody use the store any more, and closes it once nothing is under way:
+// the result of an attempt that was sent must find it open. Each attempt keeps it so
+// until a minute after its lease at the latest.
 func (r *StoreReconciler) retire(nn types.NamespacedName) (busy bool, err error) {
 	if o := r.held(nn); o != nil && o.engine != nil {
 		o.engine.Retire()
@@ -386,12 +581,15 @@ func (r *StoreReconciler) close(nn types.NamespacedName) error {
 // Close closes all stores for good. Call it when nothing uses them any more.
 func (r *StoreReconciler) Close() error {
 	r.mu.Lock()
-	open := r.open
-	r.open, r.done = nil, true
+	open, old := r.open, r.old
+	r.open, r.old, r.done = nil, nil, true
 	r.mu.Unlock()
 	var errs []error
 	for nn, o := range open {
 		r.Engines.Fail(nn.Namespace, nn.Name, fmt.Errorf("%w: the process is ending", store.ErrUnavailable))
+		errs = append(errs, o.store.Close())
+	}
+	for _, o := range old {
 		errs = append(errs, o.store.Close())
 	}
 	return errors.Join(errs...)

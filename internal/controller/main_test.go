@@ -187,7 +187,13 @@ type process struct {
 // start runs the manager under the operator's name until stop, or the test's end.
 func start(t *testing.T, dataDir string) *process {
 	t.Helper()
-	cfg := configOf(operatorUser)
+	return startAs(t, operatorUser, Options{DataDir: dataDir, Controllers: true, Gateway: true, GatewayName: "both"})
+}
+
+// startAs runs a process with these roles under this name.
+func startAs(t *testing.T, user string, o Options) *process {
+	t.Helper()
+	cfg := configOf(user)
 	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
 		Scheme: scheme, Cache: CacheOptions(operatorNamespace),
 		Metrics:                 metricsserver.Options{BindAddress: "0"},
@@ -198,10 +204,9 @@ func start(t *testing.T, dataDir string) *process {
 	must(t, err)
 	live, err := LiveClient(cfg, mgr)
 	must(t, err)
-	op, err := Setup(mgr, live, Options{
-		Namespace: operatorNamespace, DataDir: dataDir,
-		Guard: guard.Options{Settlement: 300 * time.Millisecond, Margin: 200 * time.Millisecond, Grace: 200 * time.Millisecond, Backoff: time.Millisecond},
-	})
+	o.Namespace = operatorNamespace
+	o.Guard = guard.Options{Settlement: 300 * time.Millisecond, Margin: 200 * time.Millisecond, Grace: 200 * time.Millisecond, Backoff: time.Millisecond}
+	op, err := Setup(mgr, live, o)
 	must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -219,7 +224,9 @@ func start(t *testing.T, dataDir string) *process {
 		}
 	}
 	t.Cleanup(p.stop)
-	eventually(t, op.Programmed)
+	if o.Gateway {
+		eventually(t, op.Programmed)
+	}
 	return p
 }
 
@@ -435,6 +442,18 @@ func (w *world) resolve(name string, r v1alpha1.HoldResolution) error {
 	}
 	o := &v1alpha1.PaymentHold{ObjectMeta: w.meta(name)}
 	return as(alice).Patch(w.ctx, o, client.RawPatch(types.MergePatchType, patch))
+}
+
+// accept is an admin's acknowledgement that a memory is lost.
+func (w *world) accept(name, epoch, forget string) {
+	w.Helper()
+	spec := map[string]any{"acceptEpoch": epoch, "forgetEpoch": nil}
+	if forget != "" {
+		spec["forgetEpoch"] = forget
+	}
+	patch, err := json.Marshal(map[string]any{"spec": spec})
+	must(w.T, err)
+	must(w.T, admin.Patch(w.ctx, w.store(name), client.RawPatch(types.MergePatchType, patch)))
 }
 
 func (w *world) poll(p *process, tool, id string) guard.View {

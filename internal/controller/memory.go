@@ -9,9 +9,12 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,6 +22,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/holdfast-dev/holdfast/internal/store"
 )
 
 // MemoryName is the name of the ConfigMap.
@@ -28,9 +33,18 @@ const MemoryName = "holdfast-memory"
 const (
 	epochOf     = "epoch"     // of a store
 	keyDomainOf = "keyDomain" // of a store
+	lossOf      = "loss"      // of a store: when its last loss of memory was accepted, and whether it is forgotten
+	seenOf      = "seen"      // of a store: how far it had come when it was last seen
 	storeOf     = "store"     // of a budget
 	budgetOf    = "budget"    // of a tool
 )
+
+// notBoundError: nothing is remembered yet, and this process is not the one that remembers.
+type notBoundError struct{ what string }
+
+func (e *notBoundError) Error() string {
+	return e.what + " is not remembered yet: the controllers write it"
+}
 
 func memoryKey(kind string, of types.NamespacedName) string {
 	return kind + "." + of.Namespace + "_" + of.Name
@@ -42,12 +56,15 @@ type Memory struct {
 	// cached answers what is already as it should be; all else is read and written live.
 	cached client.Reader
 	live   client.Client
-	mu     sync.Mutex
+	// leading says whether this process may write: one does.
+	leading func() bool
+	mu      sync.Mutex
 }
 
-// NewMemory returns the memory that is kept in this namespace.
-func NewMemory(namespace string, cached client.Reader, live client.Client) *Memory {
-	return &Memory{namespace: namespace, cached: cached, live: live}
+// NewMemory returns the memory that is kept in this namespace. Only the process that
+// leads writes it.
+func NewMemory(namespace string, cached client.Reader, live client.Client, leading func() bool) *Memory {
+	return &Memory{namespace: namespace, cached: cached, live: live, leading: leading}
 }
 
 // String names the ConfigMap, for messages.
@@ -111,8 +128,11 @@ func (m *Memory) bind(ctx context.Context, kind string, of types.NamespacedName,
 	if was := data[key]; was == ref {
 		return was, nil
 	}
-	if ref == "" {
+	if ref == "" || !m.leading() {
 		data, err := m.read(ctx, m.live)
+		if was, ok := data[key]; err == nil && !ok && ref != "" {
+			return was, &notBoundError{key}
+		}
 		return data[key], err
 	}
 	var was string
@@ -161,6 +181,14 @@ func (s storeMemory) epochs(namespace string) map[string]string {
 	return out
 }
 
+// belongs says whether a tool's records are in this store, as far as is known: of a tool
+// of which nothing is known they may be.
+func (s storeMemory) belongs(tool string, of types.NamespacedName) bool {
+	budget := s[memoryKey(budgetOf, types.NamespacedName{Namespace: of.Namespace, Name: tool})]
+	name := s[memoryKey(storeOf, types.NamespacedName{Namespace: of.Namespace, Name: budget})]
+	return budget == "" || name == "" || name == of.Name
+}
+
 // bearer is another store that is remembered with this epoch; "" if there is none.
 func (s storeMemory) bearer(epoch string, not types.NamespacedName) string {
 	for k, v := range s {
@@ -171,24 +199,126 @@ func (s storeMemory) bearer(epoch string, not types.NamespacedName) string {
 	return ""
 }
 
-// rememberStore writes a store's identity where none is remembered.
-func (m *Memory) rememberStore(ctx context.Context, of types.NamespacedName, epoch, keyDomain string) error {
+// loss is a loss of memory that was accepted.
+type loss struct {
+	// at is the store's time of the acceptance; zero: none was lost.
+	at time.Time
+	// forget: no payment of that memory is looked for.
+	forget bool
+}
+
+const forgotten = "forgotten"
+
+func (l loss) String() string {
+	if l.forget {
+		return l.at.UTC().Format(time.RFC3339Nano) + " " + forgotten
+	}
+	return l.at.UTC().Format(time.RFC3339Nano)
+}
+
+// loss is the store's last one.
+func (s storeMemory) loss(of types.NamespacedName) (loss, error) {
+	key := memoryKey(lossOf, of)
+	text, ok := s[key]
+	if !ok {
+		return loss{}, nil
+	}
+	words := strings.Fields(text)
+	if len(words) == 0 || len(words) > 2 || len(words) == 2 && words[1] != forgotten {
+		return loss{}, fmt.Errorf("the key %q is not readable: %q", key, text)
+	}
+	at, err := time.Parse(time.RFC3339Nano, words[0])
+	if err != nil {
+		return loss{}, fmt.Errorf("the key %q is not readable: %w", key, err)
+	}
+	return loss{at: at, forget: len(words) == 2}, nil
+}
+
+// sighting is how far a store had come when it was last looked at.
+type sighting struct {
+	sequence uint64
+	// clock is the store's, wall was then that of whoever looked.
+	clock, wall time.Time
+}
+
+// sight is how far a store has come that stands so now.
+func sight(is store.Standing) sighting {
+	return sighting{sequence: is.Sequence, clock: is.Now, wall: time.Now()}
+}
+
+func (s sighting) same(o sighting) bool { return s.String() == o.String() }
+
+func (s sighting) String() string {
+	return fmt.Sprintf("%d %s %s", s.sequence, s.clock.UTC().Format(time.RFC3339Nano), s.wall.UTC().Format(time.RFC3339Nano))
+}
+
+// name is how a person names the clock of this sighting.
+func (s sighting) name() string { return s.clock.UTC().Format(time.RFC3339Nano) }
+
+// seen is the store's last sighting; zero: none.
+func (s storeMemory) seen(of types.NamespacedName) (sighting, error) {
+	key := memoryKey(seenOf, of)
+	text, ok := s[key]
+	if !ok {
+		return sighting{}, nil
+	}
+	var last sighting
+	words := strings.Fields(text)
+	if len(words) != 3 {
+		return sighting{}, fmt.Errorf("the key %q is not readable: %q", key, text)
+	}
+	var failed [3]error
+	last.sequence, failed[0] = strconv.ParseUint(words[0], 10, 64)
+	last.clock, failed[1] = time.Parse(time.RFC3339Nano, words[1])
+	last.wall, failed[2] = time.Parse(time.RFC3339Nano, words[2])
+	if err := errors.Join(failed[:]...); err != nil {
+		return sighting{}, fmt.Errorf("the key %q is not readable: %w", key, err)
+	}
+	return last, nil
+}
+
+// rememberStore writes a store's identity where none is remembered, and how far it has come.
+func (m *Memory) rememberStore(ctx context.Context, of types.NamespacedName, id store.Identity, seen sighting) error {
 	var other error
 	err := m.change(ctx, func(data map[string]string) bool {
-		changed := false
-		for k, v := range map[string]string{memoryKey(epochOf, of): epoch, memoryKey(keyDomainOf, of): keyDomain} {
+		other = nil
+		for k, v := range map[string]string{memoryKey(epochOf, of): id.Epoch, memoryKey(keyDomainOf, of): id.KeyDomain} {
 			switch was, ok := data[k]; {
 			case !ok:
-				data[k], changed = v, true
+				data[k] = v
 			case was != v:
 				other = fmt.Errorf("%s of the %s is %q by now, not %q", k, m, was, v)
 				return false
 			}
 		}
-		return changed
+		data[memoryKey(seenOf, of)] = seen.String()
+		return true
 	})
-	if err != nil {
-		return err
-	}
-	return other
+	return errors.Join(err, other)
+}
+
+// sawStore writes how far a store has come.
+func (m *Memory) sawStore(ctx context.Context, of types.NamespacedName, seen sighting) error {
+	return m.change(ctx, func(data map[string]string) bool {
+		data[memoryKey(seenOf, of)] = seen.String()
+		return true
+	})
+}
+
+// acceptLoss puts another memory in the place of the one that was lost.
+func (m *Memory) acceptLoss(ctx context.Context, of types.NamespacedName, lost string, id store.Identity, l loss, seen sighting) error {
+	var other error
+	err := m.change(ctx, func(data map[string]string) bool {
+		other = nil
+		if was := data[memoryKey(epochOf, of)]; was != "" && was != lost {
+			other = fmt.Errorf("%s of the %s is %q by now, not %q", memoryKey(epochOf, of), m, was, lost)
+			return false
+		}
+		data[memoryKey(epochOf, of)] = id.Epoch
+		data[memoryKey(keyDomainOf, of)] = id.KeyDomain
+		data[memoryKey(lossOf, of)] = l.String()
+		data[memoryKey(seenOf, of)] = seen.String()
+		return true
+	})
+	return errors.Join(err, other)
 }

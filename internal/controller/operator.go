@@ -10,6 +10,8 @@ package controller
 import (
 	"context"
 	"fmt"
+	"net"
+	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -30,8 +32,16 @@ import (
 type Options struct {
 	// Namespace is the operator's own.
 	Namespace string
+	// Controllers and Gateway are the roles of this process; one at least.
+	Controllers, Gateway bool
+	// GatewayName tells this gateway from the others; it names its Lease.
+	GatewayName string
 	// DataDir is where the embedded stores' files are.
 	DataDir string
+	// StoreTimeout bounds a question to a store's server; 0: the driver's own.
+	StoreTimeout time.Duration
+	// Dial reaches stores' servers for a namespace. It judges every address.
+	Dial Dial
 	// Guard are the options of every engine; Observe is set here.
 	Guard guard.Options
 }
@@ -83,39 +93,58 @@ func Setup(mgr ctrl.Manager, live client.Client, o Options) (*Operator, error) {
 	if err != nil {
 		return nil, err
 	}
+	leads := leading(mgr, o.Controllers)
 	engines := guard.NewEngines()
-	memory := NewMemory(o.Namespace, cached, live)
+	memory := NewMemory(o.Namespace, cached, live, leads)
 	gateways := NewGateways(o.Namespace, cached, live)
-	worklist := NewWorklist(cached, live, engines, recorder)
+	worklist := NewWorklist(cached, live, engines, recorder, leads)
 	o.Guard.Observe = worklist.Observe
+	credentials := Credentials{Live: live}
 
 	op := &Operator{
 		Engines: engines, Policies: &policy.Current{},
-		Credentials: Credentials{Live: live}, Consent: Consent{Live: live}, Places: places,
+		Credentials: credentials, Consent: Consent{Live: live}, Places: places,
 		client: cached,
 	}
+	dial := o.Dial
+	if dial == nil {
+		dial = func(ctx context.Context, _, network, address string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, network, address)
+		}
+	}
 	op.stores = &StoreReconciler{
-		Client: cached, Live: live, Memory: memory, Engines: engines, Events: recorder, DataDir: o.DataDir, Options: o.Guard,
+		Client: cached, Live: live, Memory: memory, Engines: engines, Policies: op.Policies, Events: recorder, DataDir: o.DataDir, Options: o.Guard,
+		Credentials: credentials, Dial: dial, StoreTimeout: o.StoreTimeout,
+		Gateway: o.Gateway, AllInOne: o.Gateway && o.Controllers, Leading: leads,
 	}
-	op.tools = &ToolReconciler{Client: cached, Memory: memory, Policies: op.Policies, Gateways: gateways}
-	presence, err := NewPresence(o.Namespace, cached, live, op.tools.Serves)
-	if err != nil {
-		return nil, err
+	if o.Controllers {
+		op.stores.Deployer = NewDeployer(cached, live, o.Namespace, dial)
 	}
-	op.tools.Programmed = presence.Poke
-
-	op.budgets = &BudgetReconciler{Client: cached, Memory: memory, Engines: engines}
-	op.holds = &HoldReconciler{
-		Client: cached, Live: live, Engines: engines, Memory: memory, Gate: NewGate(live), Events: recorder,
-		Looked: op.stores.looked, Look: worklist.look,
-	}
+	op.tools = &ToolReconciler{Client: cached, Memory: memory, Policies: op.Policies, Gateways: gateways, Leading: leads}
 	op.beginning = op.newBeginning()
-	for _, r := range []interface{ SetupWithManager(ctrl.Manager) error }{op.stores, op.budgets, op.tools, op.holds} {
+	reconcilers := []interface{ SetupWithManager(ctrl.Manager) error }{op.stores, op.tools}
+	runnables := []manager.Runnable{worklist}
+	if o.Controllers {
+		op.budgets = &BudgetReconciler{Client: cached, Memory: memory, Engines: engines}
+		op.holds = &HoldReconciler{
+			Client: cached, Live: live, Engines: engines, Memory: memory, Gate: NewGate(live), Events: recorder,
+			Looked: op.stores.looked, Look: worklist.look,
+		}
+		reconcilers = append(reconcilers, op.budgets, op.holds)
+		runnables = append(runnables, gateways)
+	}
+	if o.Gateway {
+		presence := NewPresence(o.Namespace, o.GatewayName, cached, live, op.tools.Serves)
+		op.tools.Programmed = presence.Poke
+		runnables = append(runnables, op.beginning, presence, Sweep{Engines: engines})
+	}
+	for _, r := range reconcilers {
 		if err := r.SetupWithManager(mgr); err != nil {
 			return nil, fmt.Errorf("set up %T: %w", r, err)
 		}
 	}
-	for _, r := range []manager.Runnable{op.beginning, worklist, presence, Sweep{Engines: engines}, gateways} {
+	for _, r := range runnables {
 		if err := mgr.Add(r); err != nil {
 			return nil, fmt.Errorf("add %T: %w", r, err)
 		}

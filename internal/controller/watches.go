@@ -4,8 +4,11 @@ package controller
 
 import (
 	"context"
+	"maps"
+	"strings"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -51,11 +54,25 @@ func enqueueAll(c client.Reader, list client.ObjectList) handler.EventHandler {
 	})
 }
 
-// isMemory passes the operator's ConfigMap.
+// isMemory passes the operator's ConfigMap, and of its changes those that decide
+// something: how far the stores have come is news to nobody.
 func isMemory(m *Memory) predicate.Predicate {
-	return predicate.NewPredicateFuncs(func(o client.Object) bool {
+	is := predicate.NewPredicateFuncs(func(o client.Object) bool {
 		return o.GetNamespace() == m.namespace && o.GetName() == MemoryName
 	})
+	decides := predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		old, ok := e.ObjectOld.(*corev1.ConfigMap)
+		now, isMap := e.ObjectNew.(*corev1.ConfigMap)
+		return !ok || !isMap || !maps.Equal(decisive(old.Data), decisive(now.Data))
+	}}
+	return predicate.And(is, decides)
+}
+
+// decisive is what is remembered without how far the stores have come.
+func decisive(data map[string]string) map[string]string {
+	out := maps.Clone(data)
+	maps.DeleteFunc(out, func(key, _ string) bool { return strings.HasPrefix(key, seenOf+".") })
+	return out
 }
 
 // conditionsChanged passes a change of the spec or of what the conditions say.

@@ -43,6 +43,9 @@ type Worklist struct {
 	Live    client.Client
 	Engines *guard.Engines
 	Events  events.EventRecorder
+	// Leading says whether this process makes the objects; the others only tell of what
+	// their own attempts have come to.
+	Leading func() bool
 
 	changes chan guard.Change
 	look    chan event.GenericEvent
@@ -51,9 +54,9 @@ type Worklist struct {
 }
 
 // NewWorklist walks these engines.
-func NewWorklist(cached, live client.Client, engines *guard.Engines, recorder events.EventRecorder) *Worklist {
+func NewWorklist(cached, live client.Client, engines *guard.Engines, recorder events.EventRecorder, leading func() bool) *Worklist {
 	return &Worklist{
-		Client: cached, Live: live, Engines: engines, Events: recorder,
+		Client: cached, Live: live, Engines: engines, Events: recorder, Leading: leading,
 		changes: make(chan guard.Change, changesKept), look: make(chan event.GenericEvent),
 	}
 }
@@ -65,6 +68,9 @@ func (w *Worklist) Observe(c guard.Change) {
 	default:
 	}
 }
+
+// NeedLeaderElection is false: every process has steps to tell of.
+func (w *Worklist) NeedLeaderElection() bool { return false }
 
 // Start walks until the process ends.
 func (w *Worklist) Start(ctx context.Context) error {
@@ -93,7 +99,7 @@ func (w *Worklist) Start(ctx context.Context) error {
 // changed shows one step at once.
 func (w *Worklist) changed(ctx context.Context, c guard.Change) {
 	v := c.Intent
-	if v.HoldCount > 0 {
+	if v.HoldCount > 0 && w.Leading() {
 		if v.State == guard.Held {
 			if engine := w.engineOf(v); engine != nil {
 				if err := w.show(ctx, engine, v); err != nil {
@@ -133,6 +139,9 @@ func (w *Worklist) lookAt(ctx context.Context, namespace, name string) {
 
 // walk shows all holds, and has those objects looked at that say something else than the record.
 func (w *Worklist) walk(ctx context.Context) error {
+	if !w.Leading() {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, walkTimeout)
 	defer cancel()
 	var errs []error

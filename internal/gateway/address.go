@@ -243,7 +243,10 @@ func (a *Addresses) dialWith(ctx context.Context, dialer net.Dialer, hostport st
 
 // Dial connects to another server than an upstream's on behalf of a namespace, whose
 // object says where it is: the same addresses are refused, and the same consent asked.
-func (a Addresses) Dial(ctx context.Context, namespace, address string, consent Consent) (net.Conn, error) {
+func (a Addresses) Dial(ctx context.Context, namespace, network, address string, consent Consent) (net.Conn, error) {
+	if network != "tcp" {
+		return nil, &addressError{why: "not reached by TCP"}
+	}
 	a.consent = consent
 	conn, err := a.dial(dialledFor(ctx, namespace), address)
 	if err != nil {

@@ -1,0 +1,384 @@
+// This file is about a store that forgot: how it is told, and what happens once a
+// person has accepted it.
+//
+// What must hold: a loss is told from a first use by what the operator's memory and the
+// cluster know; nothing of a lost memory decides anything under the next one; and until
+// the loss is accepted nobody pays.
+
+package controller
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/holdfast-dev/holdfast/api/v1alpha1"
+	"github.com/holdfast-dev/holdfast/internal/guard"
+	"github.com/holdfast-dev/holdfast/internal/intent"
+	"github.com/holdfast-dev/holdfast/internal/policy"
+	"github.com/holdfast-dev/holdfast/internal/store"
+)
+
+// unknownEpoch stands for a memory of which nothing is known but that there was one.
+const unknownEpoch = "unknown"
+
+// unknownBudget stands for that of a tool of which nothing is known any more.
+const unknownBudget = "unknown"
+
+// lostEpoch is the epoch of the memory that the store should have.
+func lostEpoch(obj *v1alpha1.IdempotencyStore, known storeMemory) string {
+	if e := known.epoch(client.ObjectKeyFromObject(obj)); e != "" {
+		return e
+	}
+	if obj.Status.Epoch != "" {
+		return obj.Status.Epoch
+	}
+	return unknownEpoch
+}
+
+// judge says whether a store that stands so is the memory that the object had. With an
+// ErrMemoryLost it returns the epoch of the one that is lost.
+func (r *StoreReconciler) judge(ctx context.Context, obj *v1alpha1.IdempotencyStore, is store.Standing, known storeMemory) (string, error) {
+	nn := client.ObjectKeyFromObject(obj)
+	remembered := known.epoch(nn)
+	lost := func(epoch, format string, args ...any) (string, error) {
+		return epoch, fmt.Errorf("%w: IdempotencyStore %s: %s. Restore %s as it was. Or, to go on without that memory, settle its open payments by the provider's ledger "+
+			"and set spec.acceptEpoch to %q", store.ErrMemoryLost, nn, fmt.Sprintf(format, args...), r.place(obj), epoch)
+	}
+	if is.Epoch != "" {
+		if other := known.bearer(is.Epoch, nn); other != "" {
+			return "", fmt.Errorf("%w: IdempotencyStore %s carries the epoch of IdempotencyStore %s: two copies of one memory would each pay once. "+
+				"Move the copy away, or remove the other's keys from the %s if it is gone for good", store.ErrMemoryLost, nn, other, r.Memory)
+		}
+	}
+	last, err := known.seen(nn)
+	if err != nil {
+		return "", fmt.Errorf("%w: the %s: %w", store.ErrUnavailable, r.Memory, err)
+	}
+	switch {
+	case remembered != "" && is.Epoch == "":
+		return lost(remembered, "it is empty, and epoch %s is remembered for it", remembered)
+	case remembered != "" && is.Epoch != remembered:
+		return lost(remembered, "it carries epoch %s, and epoch %s is remembered for it", is.Epoch, remembered)
+	case remembered != "" && is.Sequence < last.sequence:
+		return lost(remembered, "it has come to write %d, and had come to %d before: an older copy of it was restored, or it has lost writes", is.Sequence, last.sequence)
+	case remembered != "":
+		return "", nil
+	}
+	if was := obj.Status.Epoch; was != "" && was != is.Epoch {
+		return lost(was, "nothing is remembered for it in the %s, but its status tells of epoch %s, and it carries %s", r.Memory, was, orNone(is.Epoch))
+	}
+	if is.Epoch != "" {
+		return "", nil // adopted
+	}
+	if known.keyDomain(nn) != "" {
+		return lost(unknownEpoch, "it is empty, and the %s has a key domain for it, so it had a memory", r.Memory)
+	}
+	hold, err := r.strayHold(ctx, nn, known)
+	if err != nil {
+		return "", fmt.Errorf("%w: whether this is the store's first use cannot be told: %w", store.ErrUnavailable, err)
+	}
+	if hold != nil {
+		return lost(hold.Spec.Record.Epoch, "it is empty, but PaymentHold %s was made under epoch %s, which no store of this namespace carries", hold.Name, hold.Spec.Record.Epoch)
+	}
+	return "", nil
+}
+
+func orNone(epoch string) string {
+	if epoch == "" {
+		return "none"
+	}
+	return "epoch " + epoch
+}
+
+// strayHold is a hold that may have come from this store under an epoch that no store
+// of the namespace is known to carry.
+func (r *StoreReconciler) strayHold(ctx context.Context, nn types.NamespacedName, known storeMemory) (*v1alpha1.PaymentHold, error) {
+	epochs := map[string]bool{probeEpoch: true}
+	for _, e := range known.epochs(nn.Namespace) {
+		epochs[e] = true
+	}
+	next := ""
+	for {
+		var page v1alpha1.PaymentHoldList
+		if err := r.Live.List(ctx, &page, client.InNamespace(nn.Namespace), client.Limit(500), client.Continue(next)); err != nil {
+			return nil, err
+		}
+		for i := range page.Items {
+			h := &page.Items[i]
+			if epochs[h.Spec.Record.Epoch] {
+				continue
+			}
+			// A tool that is known to belong to another store says nothing of this one.
+			if known.belongs(h.Spec.ToolRef.Name, nn) {
+				return h, nil
+			}
+		}
+		if next = page.Continue; next == "" {
+			return nil, nil
+		}
+	}
+}
+
+// disown has everybody know that the store is no longer the memory that is remembered:
+// this process has seen that writes are missing, and others may not have.
+func (r *StoreReconciler) disown(ctx context.Context, nn types.NamespacedName, known storeMemory) error {
+	o := r.held(nn)
+	if o == nil {
+		return nil
+	}
+	if o.engine != nil {
+		o.engine.Retire()
+	}
+	if epoch := known.epoch(nn); epoch != "" {
+		if err := o.store.Disown(ctx, epoch, rand.Text()); err != nil {
+			return fmt.Errorf("give the store another epoch: %w", err) // it stays open, and says so at the next visit
+		}
+	}
+	// It is known to all now. Opened anew it shows what it is.
+	_, err := r.retire(nn)
+	return err
+}
+
+// accept goes on without the memory that is lost. The store gets an epoch of its own,
+// what is held in the cluster is held again, and then it is remembered.
+func (r *StoreReconciler) accept(ctx context.Context, obj *v1alpha1.IdempotencyStore, o *openStore, is store.Standing, known storeMemory, v visit, cause error) (visit, error) {
+	nn := client.ObjectKeyFromObject(obj)
+	wait, err := r.lossWait(ctx, nn, v.epoch)
+	if err != nil {
+		return v, errors.Join(cause, err)
+	}
+	if wait > 0 {
+		v.accepting = fmt.Sprintf("The loss of epoch %s is accepted. Attempts that were under way may still pay: the store serves in %s at the earliest.", v.epoch, wait.Round(time.Second))
+		return v, cause
+	}
+	v.accepting = fmt.Sprintf("The loss of epoch %s is accepted; what is held is being held again.", v.epoch)
+	if o == nil {
+		// The embedded store's file is gone: a new one takes its place.
+		s, err := r.settingsOf(ctx, obj)
+		if err == nil {
+			o, err = r.openAs(s, false)
+		}
+		if err == nil {
+			err = r.hold(nn, o)
+		}
+		if err == nil {
+			is, err = o.store.Standing(ctx)
+		}
+		if err != nil {
+			return v, errors.Join(cause, err)
+		}
+	}
+	domain := known.keyDomain(nn)
+	if domain == "" {
+		if domain = is.KeyDomain; domain == "" {
+			domain = rand.Text()
+		}
+	}
+	// A new epoch in any case: holds that were made under one that comes back decide nothing.
+	id := store.Identity{Epoch: rand.Text(), KeyDomain: domain}
+	if is.Epoch == "" {
+		var have store.Identity
+		if have, err = o.store.Initialise(ctx, id); err == nil && have != id {
+			err = fmt.Errorf("%w: somebody else has given the store epoch %s meanwhile", store.ErrUnavailable, have.Epoch)
+		}
+	} else {
+		err = o.store.Disown(ctx, is.Epoch, id.Epoch)
+	}
+	if err != nil {
+		return v, errors.Join(cause, fmt.Errorf("give the store a new epoch: %w", err))
+	}
+	if is, err = o.store.Standing(ctx); err != nil || is.Epoch != id.Epoch {
+		return v, errors.Join(cause, fmt.Errorf("the store carries epoch %s, and should carry %s: %w", is.Epoch, id.Epoch, errors.Join(store.ErrUnavailable, err)))
+	}
+	l := loss{at: is.Now, forget: obj.Spec.ForgetEpoch == v.epoch}
+	options := r.Options
+	options.LostAt, options.ForgetLost = l.at, l.forget
+	engine := guard.New(o.store, id, options)
+	if err := r.reimport(ctx, nn, engine, known); err != nil {
+		return v, errors.Join(cause, fmt.Errorf("hold again what is held: %w", err))
+	}
+	seen := sight(is)
+	if err := r.Memory.acceptLoss(ctx, nn, v.epoch, id, l, seen); err != nil {
+		return v, errors.Join(cause, err)
+	}
+	log.FromContext(ctx).Info("the loss of a memory was accepted", "lost", v.epoch, "epoch", id.Epoch, "forget", l.forget)
+	o.sighted = seen
+	v.epoch = id.Epoch
+	// The next visit serves it, like any other store.
+	return v, cause
+}
+
+// lossWait is how long the acceptance of a loss must still wait: until no attempt can be
+// under way that was begun before, and what it paid can be seen.
+func (r *StoreReconciler) lossWait(ctx context.Context, nn types.NamespacedName, epoch string) (time.Duration, error) {
+	r.mu.Lock()
+	since, ok := r.lostSince[nn]
+	if !ok || since.epoch != epoch {
+		since = lostSince{epoch, time.Now()}
+		if r.lostSince == nil {
+			r.lostSince = map[types.NamespacedName]lostSince{}
+		}
+		r.lostSince[nn] = since
+	}
+	r.mu.Unlock()
+	longest := time.Duration(0)
+	var tools v1alpha1.AgentToolList
+	if err := r.Client.List(ctx, &tools, client.InNamespace(nn.Namespace)); err != nil {
+		return 0, err
+	}
+	for i := range tools.Items {
+		timeout, settleAfter := policy.Times(&tools.Items[i])
+		longest = max(longest, timeout+settleAfter)
+	}
+	// Every gateway looks at the store by then, and refuses it.
+	longest += storeLook + r.Options.Settlement + r.Options.Margin + r.Options.Grace
+	return longest - time.Since(since.at), nil
+}
+
+// reimport holds again, under the new epoch, what is held in the cluster or in what is
+// left of the store.
+func (r *StoreReconciler) reimport(ctx context.Context, nn types.NamespacedName, engine *guard.Engine, known storeMemory) error {
+	if err := engine.Rehold(ctx); err != nil {
+		return err
+	}
+	highest := map[guard.Key]int{}
+	open := map[guard.Key]*v1alpha1.PaymentHold{}
+	next := ""
+	for {
+		var page v1alpha1.PaymentHoldList
+		if err := r.Live.List(ctx, &page, client.InNamespace(nn.Namespace), client.Limit(500), client.Continue(next)); err != nil {
+			return err
+		}
+		for i := range page.Items {
+			h := &page.Items[i]
+			if h.Spec.Record.Epoch == probeEpoch || !known.belongs(h.Spec.ToolRef.Name, nn) {
+				continue
+			}
+			id := holdID(h)
+			highest[id.Key] = max(highest[id.Key], id.Number)
+			if h.Status.State == v1alpha1.HoldResolved || h.Status.State == v1alpha1.HoldVoid {
+				continue
+			}
+			if was := open[id.Key]; was == nil || was.Spec.Hold < h.Spec.Hold {
+				open[id.Key] = h
+			}
+		}
+		if next = page.Continue; next == "" {
+			break
+		}
+	}
+	for key, h := range open {
+		imported, err := importedHold(h, highest[key])
+		if err == nil {
+			imported.Policy, err = r.policyOf(ctx, nn.Namespace, key.Tool, known)
+		}
+		if err == nil {
+			err = engine.Import(ctx, imported)
+		}
+		if err != nil {
+			return fmt.Errorf("PaymentHold %s: %w", h.Name, err)
+		}
+	}
+	return nil
+}
+
+// policyOf is what a tool and its budget say, also of a tool that is not served now.
+func (r *StoreReconciler) policyOf(ctx context.Context, namespace, name string, known storeMemory) (guard.Policy, error) {
+	if t, err := r.Policies.Load().Tool(namespace, name); err == nil && t.Guard.Budget != "" {
+		return t.Guard, nil
+	}
+	nn := types.NamespacedName{Namespace: namespace, Name: name}
+	budget := known[memoryKey(budgetOf, nn)]
+	if budget == "" {
+		budget = unknownBudget
+	}
+	var tool v1alpha1.AgentTool
+	err := r.Live.Get(ctx, nn, &tool)
+	if apierrors.IsNotFound(err) {
+		return policy.OfTool(nil, budget), nil
+	}
+	return policy.OfTool(&tool, budget), err
+}
+
+// importedHold is what an object tells of its record.
+func importedHold(h *v1alpha1.PaymentHold, highest int) (guard.ImportedHold, error) {
+	out := guard.ImportedHold{
+		Key: holdID(h).Key, Lineage: intent.Path(h.Spec.Lineage), Recipient: h.Spec.Recipient, Fingerprint: h.Spec.Fingerprint, Number: highest,
+	}
+	for _, p := range h.Spec.Scope {
+		out.Scope = append(out.Scope, intent.Path(p))
+	}
+	for _, reason := range h.Spec.Reasons {
+		out.Reasons = append(out.Reasons, guard.Reason(reason))
+	}
+	if m := h.Spec.Amount; m != nil {
+		amount, err := intent.NewMoney(m.Value, m.Currency, intent.UnitMajor)
+		if err != nil {
+			return out, err
+		}
+		out.Amount = &amount
+	}
+	return out, nil
+}
+
+// judgeClock stops the store whose clock has gone somewhere else than time has, and
+// remembers how far the store has come.
+func (r *StoreReconciler) judgeClock(ctx context.Context, obj *v1alpha1.IdempotencyStore, o *openStore, is store.Standing, known storeMemory) error {
+	nn := client.ObjectKeyFromObject(obj)
+	last, err := known.seen(nn)
+	if err != nil {
+		return fmt.Errorf("%w: the %s: %w", store.ErrUnavailable, r.Memory, err)
+	}
+	now := time.Now()
+	// What this process has not seen itself it compares with its own clock.
+	step := is.Now.Sub(last.clock) - now.Sub(last.wall)
+	apart := !last.clock.IsZero() && (step > maxClockStep || step < -maxClockStep)
+	from, to, jumped := o.engine.ClockJump()
+	own := o.sighted.same(last)
+	if own {
+		apart = jumped // it has watched since
+	}
+	if jumped && !apart && !own {
+		// Somebody has accepted the time that the store shows.
+		o.engine.AcceptClock()
+		jumped = false
+	}
+	if apart {
+		if !jumped {
+			from, to = last.clock, is.Now
+		}
+		if r.Leading() && obj.Spec.AcceptClock == last.name() {
+			o.engine.AcceptClock()
+			return r.remember(ctx, nn, o, is)
+		}
+		err := fmt.Errorf("%w: IdempotencyStore %s: the store's clock went from %s to %s, which is more than %s away from the time that passed. Leases, windows and purges cannot be judged by it. "+
+			"Set the clock of %s right. Or, if the time that it shows now is right, set spec.acceptClock to %q",
+			guard.ErrClockJumped, nn, from.UTC().Format(time.RFC3339), to.UTC().Format(time.RFC3339), maxClockStep, r.place(obj), last.name())
+		o.engine.Refuse(err)
+		return err
+	}
+	// From here on this process has watched.
+	o.sighted = last
+	if r.Leading() && (last.clock.IsZero() || is.Sequence != last.sequence && now.Sub(last.wall) >= sightingEvery) {
+		return r.remember(ctx, nn, o, is)
+	}
+	return nil
+}
+
+// remember writes how far the store has come.
+func (r *StoreReconciler) remember(ctx context.Context, nn types.NamespacedName, o *openStore, is store.Standing) error {
+	seen := sight(is)
+	if err := r.Memory.sawStore(ctx, nn, seen); err != nil {
+		return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
+	}
+	o.sighted = seen
+	return nil
+}
