@@ -258,7 +258,14 @@ func (d *Deployer) apply(ctx context.Context, s *v1alpha1.IdempotencyStore) (Dep
 	}
 	wrote := false
 	if err == nil {
-		wrote, err = applyChild(ctx, d, s, d.cached, set, objects.StatefulSet, appsv1ac.ExtractStatefulSet)
+		wrote, err = applyChild(ctx, d, s, d.cached, set, objects.StatefulSet, func(set *appsv1.StatefulSet, owner string) (*appsv1ac.StatefulSetApplyConfiguration, error) {
+			has, err := appsv1ac.ExtractStatefulSet(set, owner)
+			if err == nil && has.Spec != nil {
+				// The claim template cannot change, and reads back with what the API server adds to it.
+				has.Spec.VolumeClaimTemplates = objects.StatefulSet.Spec.VolumeClaimTemplates
+			}
+			return has, err
+		})
 	}
 	if err != nil {
 		return Deployed{}, err

@@ -168,10 +168,10 @@ func (d *Deployer) setPostgresPassword(ctx context.Context, s *v1alpha1.Idempote
 	var statements []string
 	// format() quotes names and texts. A statement that makes something is not in the list where it is there.
 	rows, err := conn.Query(ctx, `
-		SELECT format('CREATE ROLE %I', $1) WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)
-		UNION ALL SELECT format('ALTER ROLE %I WITH LOGIN NOSUPERUSER NOCREATEROLE NOCREATEDB NOREPLICATION NOBYPASSRLS PASSWORD %L', $1, $2)
-		UNION ALL SELECT format('CREATE DATABASE %I OWNER %I', $1, $1) WHERE NOT EXISTS (SELECT FROM pg_database WHERE datname = $1)
-		UNION ALL SELECT format('REVOKE ALL ON DATABASE %I FROM PUBLIC', $1)`, workload.StoreUser, c.Newest())
+		SELECT format('CREATE ROLE %I', $1::text) WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = $1::text)
+		UNION ALL SELECT format('ALTER ROLE %I WITH LOGIN NOSUPERUSER NOCREATEROLE NOCREATEDB NOREPLICATION NOBYPASSRLS PASSWORD %L', $1::text, $2::text)
+		UNION ALL SELECT format('CREATE DATABASE %I OWNER %I', $1::text, $1::text) WHERE NOT EXISTS (SELECT FROM pg_database WHERE datname = $1::text)
+		UNION ALL SELECT format('REVOKE ALL ON DATABASE %I FROM PUBLIC', $1::text)`, workload.StoreUser, c.Newest())
 	if err == nil {
 		statements, err = pgx.CollectRows(rows, pgx.RowTo[string])
 	}

@@ -41,7 +41,7 @@ const (
 	redisProbeUser = "probe"
 
 	storeRights = "~* resetchannels +@all -@dangerous +info +role +config|get"
-	adminRights = "resetkeys resetchannels -@all +auth +hello +ping +client|setname +client|setinfo +acl|setuser"
+	adminRights = "resetkeys resetchannels -@all +auth +hello +ping +acl|setuser"
 	probeRights = "resetkeys resetchannels -@all +auth +hello +ping +info"
 )
 
@@ -89,7 +89,7 @@ func renderRedis(in Inputs, k kind) (map[string]string, *corev1ac.PodSpecApplyCo
 		return nil, nil, err
 	}
 	content := map[string]string{
-		"redis.conf": redisConf(deploy, limit/100*memoryShare),
+		"redis.conf": redisConf(deploy, limit*memoryShare/100),
 		"start.sh":   redisStart,
 		"probe.sh":   redisProbe,
 	}

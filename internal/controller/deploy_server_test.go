@@ -1,0 +1,691 @@
+// The servers of deployed stores, as they are rendered: real ones of this machine, started
+// with the configuration, arguments, passwords and probes that a pod would have.
+
+package controller
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/valkey-io/valkey-go"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/holdfast-dev/holdfast/api/v1alpha1"
+	"github.com/holdfast-dev/holdfast/internal/store"
+	"github.com/holdfast-dev/holdfast/internal/store/postgres"
+	"github.com/holdfast-dev/holdfast/internal/store/redis"
+	"github.com/holdfast-dev/holdfast/internal/workload"
+)
+
+// node runs the server of one store where a pod would.
+type node struct {
+	*world
+	s    *v1alpha1.IdempotencyStore
+	dir  string
+	port int
+	// as runs a program as the server's user.
+	as  []string
+	cmd *exec.Cmd
+	log lockedBuffer
+	end chan struct{}
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func (w *world) node(s *v1alpha1.IdempotencyStore) *node {
+	w.Helper()
+	dir, err := os.MkdirTemp("", "node")
+	must(w.T, err)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(w.T, err)
+	n := &node{world: w, s: s, dir: dir, port: l.Addr().(*net.TCPAddr).Port}
+	must(w.T, l.Close())
+	for _, sub := range []string{"data", "secret", "tls", "run"} {
+		must(w.T, os.Mkdir(filepath.Join(dir, sub), 0o700))
+	}
+	if os.Geteuid() == 0 && s.Spec.Postgres != nil {
+		u, err := user.Lookup("postgres")
+		if err != nil {
+			w.Fatalf("the tests run as root, and there is no user postgres to run the server as: install the package postgresql-15: %v", err)
+		}
+		n.as = []string{"setpriv", "--reuid=" + u.Uid, "--regid=" + u.Gid, "--clear-groups"}
+	}
+	w.Cleanup(func() {
+		n.kill()
+		if w.Failed() {
+			w.Logf("the server's log:\n%s", n.log.String())
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			w.Error(err)
+		}
+	})
+	return n
+}
+
+// here puts this machine's places in those of the pod.
+func (n *node) here(text string) string {
+	return strings.NewReplacer(
+		"/etc/holdfast", n.dir, "/var/lib/postgresql/data", n.dir+"/data", "/var/run/postgresql", n.dir+"/run", "dir /data", "dir "+n.dir+"/data", "cd /data", "cd "+n.dir+"/data",
+		"6379", strconv.Itoa(n.port), "5432", strconv.Itoa(n.port),
+	).Replace(text)
+}
+
+// mounts writes what the pod would see now.
+func (n *node) mounts() {
+	n.Helper()
+	write := func(name string, content []byte) {
+		must(n.T, os.WriteFile(filepath.Join(n.dir, name), content, 0o600))
+	}
+	var cm corev1.ConfigMap
+	must(n.T, n.get(workload.Name(n.s), &cm))
+	for name, content := range cm.Data {
+		write(name, []byte(n.here(content)))
+	}
+	var secret corev1.Secret
+	must(n.T, n.get(workload.SecretName(n.s), &secret))
+	set := n.set()
+	for _, v := range set.Spec.Template.Spec.Volumes {
+		if v.Secret == nil {
+			continue
+		}
+		from := secret
+		if v.Secret.SecretName != secret.Name {
+			must(n.T, n.get(v.Secret.SecretName, &from))
+		}
+		for _, item := range v.Secret.Items {
+			write(filepath.Join(v.Name, item.Path), from.Data[item.Key])
+		}
+	}
+	if len(n.as) > 0 {
+		must(n.T, exec.Command("chown", "-R", "postgres:", n.dir).Run())
+	}
+}
+
+func (n *node) set() *appsv1.StatefulSet {
+	n.Helper()
+	set := &appsv1.StatefulSet{}
+	must(n.T, n.get(workload.Name(n.s), set))
+	return set
+}
+
+func (n *node) container() *corev1.Container { return &n.set().Spec.Template.Spec.Containers[0] }
+
+// env is that of the container.
+func (n *node) env() []string {
+	out := []string{"PATH=" + os.Getenv("PATH") + ":/usr/lib/postgresql/15/bin", "PGHOST=" + n.dir + "/run", "PGPORT=" + strconv.Itoa(n.port)}
+	for _, e := range n.container().Env {
+		out = append(out, e.Name+"="+n.here(e.Value))
+	}
+	return out
+}
+
+func (n *node) run(argv ...string) ([]byte, error) {
+	argv = append(slices.Clone(n.as), argv...)
+	ctx, cancel := context.WithTimeout(n.ctx, patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Env, cmd.Dir = n.env(), n.dir
+	return cmd.CombinedOutput()
+}
+
+// start starts the container's process.
+func (n *node) start() {
+	n.Helper()
+	n.mounts()
+	c := n.container()
+	argv := slices.Concat(n.as, c.Command, c.Args)
+	for i := range argv {
+		argv[i] = n.here(argv[i])
+	}
+	if n.s.Spec.Postgres != nil {
+		// What the image's own entry point does with an empty volume.
+		data := filepath.Join(n.dir, "data", "pgdata")
+		if _, err := os.Stat(data); errors.Is(err, os.ErrNotExist) {
+			options := []string{"initdb", "-D", data}
+			for _, e := range c.Env {
+				switch e.Name {
+				case "POSTGRES_USER":
+					options = append(options, "--username="+e.Value)
+				case "POSTGRES_PASSWORD_FILE":
+					options = append(options, "--pwfile="+n.here(e.Value))
+				case "POSTGRES_INITDB_ARGS":
+					options = append(options, strings.Fields(e.Value)...)
+				}
+			}
+			if out, err := n.run(options...); err != nil {
+				n.Fatalf("%q: %v\n%s", options, err, out)
+			}
+		}
+		argv = append(argv, "-D", data, "-c", "unix_socket_directories="+n.dir+"/run", "-c", "port="+strconv.Itoa(n.port), "-c", "log_statement=all")
+		binary, err := exec.LookPath("/usr/lib/postgresql/15/bin/postgres")
+		must(n.T, err)
+		argv[slices.Index(argv, "postgres")] = binary
+	}
+	n.cmd = exec.Command(argv[0], argv[1:]...)
+	n.cmd.Env, n.cmd.Dir, n.cmd.Stdout, n.cmd.Stderr = n.env(), n.dir, &n.log, &n.log
+	n.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	must(n.T, n.cmd.Start())
+	n.end = make(chan struct{})
+	go func() {
+		_ = n.cmd.Wait() // killed, as a rule
+		close(n.end)
+	}()
+	eventually(n.T, func() error { return n.probe("ready") })
+}
+
+// kill ends the server and its processes.
+func (n *node) kill() {
+	if n.cmd == nil || n.cmd.Process == nil {
+		return
+	}
+	_ = syscall.Kill(-n.cmd.Process.Pid, syscall.SIGKILL)
+	<-n.end
+	n.cmd = nil
+}
+
+// probe runs one of the container's probes, as long as the kubelet would let it.
+func (n *node) probe(what string) error {
+	argv := append([]string{"timeout", "-s", "KILL", "3", "sh"}, n.dir+"/probe.sh", what)
+	if out, err := n.run(argv...); err != nil {
+		return fmt.Errorf("probe %s: %w: %s", what, err, out)
+	}
+	return nil
+}
+
+func (n *node) dial(ctx context.Context, namespace, network, address string) (net.Conn, error) {
+	if namespace != n.ns || address != workload.Endpoint(n.s) {
+		return nil, fmt.Errorf("%s in namespace %s is nobody's", address, namespace)
+	}
+	var d net.Dialer
+	return d.DialContext(ctx, network, "127.0.0.1:"+strconv.Itoa(n.port))
+}
+
+// accepting leads to a Redis that lets any operator in.
+func accepting(t *testing.T) Dial {
+	t.Helper()
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "s")
+	cmd := exec.Command("redis-server", "--port", "0", "--unixsocket", socket, "--dir", dir, "--save", "", "--user", "operator", "on", "nopass", "+@all")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatalf("start redis-server, of the package redis-server: %v", err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	dial := func(ctx context.Context, _, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", socket)
+	}
+	eventually(t, func() error {
+		c, err := dial(context.Background(), "", "", "")
+		if err == nil {
+			err = c.Close()
+		}
+		return err
+	})
+	return dial
+}
+
+func (n *node) secret() *corev1.Secret {
+	n.Helper()
+	s := &corev1.Secret{}
+	must(n.T, n.get(workload.SecretName(n.s), s))
+	return s
+}
+
+// connect connects anew with a password, and asks one thing.
+func (n *node) connect(password string) error {
+	if n.s.Spec.Postgres != nil {
+		ctx, cancel := context.WithTimeout(n.ctx, patience)
+		defer cancel()
+		c, err := pgx.Connect(ctx, fmt.Sprintf("postgres://%s:%s@127.0.0.1:%d/%s?sslmode=disable", workload.StoreUser, password, n.port, workload.StoreUser))
+		if err != nil {
+			return err
+		}
+		_, err = c.Exec(ctx, "SELECT 1")
+		return errors.Join(err, c.Close(ctx))
+	}
+	c, err := valkey.NewClient(valkey.ClientOption{
+		InitAddress: []string{"127.0.0.1:" + strconv.Itoa(n.port)}, Username: workload.StoreUser, Password: password, TLSConfig: n.clientTLS(),
+		ForceSingleClient: true, DisableCache: true, DisableRetry: true,
+	})
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return c.Do(n.ctx, c.B().Get().Key("k").Build()).Error()
+}
+
+func (n *node) clientTLS() *tls.Config {
+	if n.s.Spec.Redis == nil || n.s.Spec.Redis.Deploy.TLS == nil {
+		return nil
+	}
+	var secret corev1.Secret
+	must(n.T, n.get("certificate", &secret))
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(secret.Data["ca.crt"])
+	return &tls.Config{RootCAs: roots, ServerName: workload.Host(n.s), MinVersion: tls.VersionTLS12}
+}
+
+func accepted(err error) bool { return err == nil || valkey.IsValkeyNil(err) }
+
+// open opens the store as the operator and the gateways do: the password is read at each connection.
+func (n *node) open() store.Store {
+	n.Helper()
+	var st store.Store
+	var err error
+	if n.s.Spec.Postgres != nil {
+		dsn := strings.Replace(string(n.secret().Data[workload.DSNKey]), workload.Endpoint(n.s), "127.0.0.1:"+strconv.Itoa(n.port), 1)
+		st, err = postgres.Open(postgres.Options{DSN: dsn})
+	} else {
+		st, err = redis.Open(redis.Options{
+			Addresses: []string{"127.0.0.1:" + strconv.Itoa(n.port)}, Namespace: "n", TLS: n.clientTLS(),
+			Credentials: func() (string, string, error) {
+				s := &corev1.Secret{}
+				err := n.get(workload.SecretName(n.s), s)
+				return string(s.Data[workload.KeyUsername]), string(s.Data[workload.KeyPassword]), err
+			},
+		})
+	}
+	must(n.T, err)
+	n.Cleanup(func() { _ = st.Close() })
+	return st
+}
+
+// use has the store do what a store does.
+func (n *node) use(st store.Store) {
+	n.Helper()
+	ctx, cancel := context.WithTimeout(n.ctx, patience)
+	defer cancel()
+	_, err := st.Initialise(ctx, store.Identity{Epoch: "e", KeyDomain: "d"})
+	must(n.T, err)
+	_, err = st.Standing(ctx)
+	must(n.T, err)
+	_, _, err = st.Get(ctx, "none")
+	must(n.T, err)
+}
+
+type selfJudging interface {
+	Durability(context.Context) ([]store.Finding, error)
+}
+
+// servers are the stores whose server is started.
+func servers(t *testing.T, test func(t *testing.T, w *world, s *v1alpha1.IdempotencyStore)) {
+	for name, make := range map[string]func(*world) *v1alpha1.IdempotencyStore{
+		"redis":    func(w *world) *v1alpha1.IdempotencyStore { return w.redisStore("payments") },
+		"tls":      func(w *world) *v1alpha1.IdempotencyStore { return w.redisStore("payments", withTLS) },
+		"postgres": func(w *world) *v1alpha1.IdempotencyStore { return w.postgresStore("payments") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.permit()
+			s := make(w)
+			w.create(w.certificate(workload.Host(s), time.Now().Add(time.Hour)), s)
+			test(t, w, s)
+		})
+	}
+}
+
+// The server as it is rendered is durable, lets the store do all it does, and the probes tell how it is.
+func TestRenderedServer(t *testing.T) {
+	servers(t, func(t *testing.T, w *world, s *v1alpha1.IdempotencyStore) {
+		n := w.node(s)
+		d := deployer(n.dial)
+		w.applied(d, s, reasonStarting)
+		w.claim(s, "any")
+		n.start()
+		w.kubelet(s, "one")
+		w.applied(d, s, reasonRunning)
+		c, written := counted(t)
+		d.live = c
+		w.applied(d, s, reasonRunning)
+		if list := written.take(); len(list) > 0 {
+			t.Errorf("at rest it was written: %q", list)
+		}
+		st := n.open()
+		n.use(st)
+		found, err := st.(selfJudging).Durability(w.ctx)
+		if must(t, err); len(found) > 0 {
+			t.Errorf("what the operator deploys should be durable: %s", asJSON(found))
+		}
+		must(t, n.probe("alive"))
+		must(t, n.probe("ready"))
+		if err := n.connect("wrong"); accepted(err) {
+			t.Error("any password is accepted")
+		}
+
+		// A server that says nothing is neither.
+		must(t, syscall.Kill(-n.cmd.Process.Pid, syscall.SIGSTOP))
+		for _, what := range []string{"alive", "ready"} {
+			if n.probe(what) == nil {
+				t.Errorf("a server that stands still is %s", what)
+			}
+		}
+		must(t, syscall.Kill(-n.cmd.Process.Pid, syscall.SIGCONT))
+		eventually(t, func() error { return n.probe("ready") })
+		n.kill()
+		for _, what := range []string{"alive", "ready"} {
+			if n.probe(what) == nil {
+				t.Errorf("a server that is gone is %s", what)
+			}
+		}
+		// After its restart it has what it had, and the passwords of now.
+		n.start()
+		w.kubelet(s, "two")
+		w.applied(d, s, reasonRunning)
+		n.use(n.open())
+	})
+}
+
+// A server that loads a long log is alive and not ready.
+func TestLoadingServerIsNotKilled(t *testing.T) {
+	w := newWorld(t)
+	w.permit()
+	s := w.redisStore("payments")
+	w.create(s)
+	n := w.node(s)
+	d := deployer(n.dial)
+	w.applied(d, s, reasonStarting)
+	n.start()
+	w.kubelet(s, "one")
+	w.applied(d, s, reasonRunning)
+	c, err := valkey.NewClient(valkey.ClientOption{
+		InitAddress: []string{"127.0.0.1:" + strconv.Itoa(n.port)}, Username: workload.StoreUser, Password: string(n.secret().Data[workload.KeyPassword]),
+		ForceSingleClient: true, DisableCache: true,
+	})
+	must(t, err)
+	must(t, ignoreNil(c.Do(w.ctx, c.B().Eval().Script("for i = 1, 60000 do redis.call('SET', i, 'v') end").Numkeys(0).Build()).Error()))
+	c.Close()
+	n.kill()
+	// As slow as a very long log.
+	conf := filepath.Join(n.dir, "redis.conf")
+	text, err := os.ReadFile(conf)
+	must(t, err)
+	must(t, os.WriteFile(conf, append(text, "\nkey-load-delay 300\n"...), 0o600))
+	n.cmd = exec.Command("sh", n.dir+"/start.sh")
+	n.cmd.Stdout, n.cmd.Stderr, n.cmd.SysProcAttr = &n.log, &n.log, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	must(t, n.cmd.Start())
+	n.end = make(chan struct{})
+	go func() { _ = n.cmd.Wait(); close(n.end) }()
+	eventually(t, func() error { return n.probe("alive") })
+	if err := n.probe("ready"); err == nil || !strings.Contains(err.Error(), "loading:1") {
+		t.Errorf("while it loads: %v", err)
+	}
+	must(t, n.probe("alive"))
+}
+
+// S05: a rotated password. Whoever connects with what the Secret shows is let in at every moment, connections that
+// stand stay, and the old password ends.
+func TestPasswordIsRotated(t *testing.T) {
+	servers(t, func(t *testing.T, w *world, s *v1alpha1.IdempotencyStore) {
+		n := w.node(s)
+		d := deployer(n.dial)
+		now := time.Now()
+		d.now = func() time.Time { return now }
+		w.applied(d, s, reasonStarting)
+		w.claim(s, "any")
+		n.start()
+		w.kubelet(s, "one")
+		w.applied(d, s, reasonRunning)
+		st := n.open()
+		n.use(st)
+		first := string(n.secret().Data[workload.KeyPassword])
+
+		// Clients come and go all the time, and read the Secret as they come.
+		stop, refused := make(chan struct{}), make(chan error, 100)
+		var tries atomic.Int64
+		var group sync.WaitGroup
+		group.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				secret := &corev1.Secret{}
+				if err := n.get(workload.SecretName(s), secret); err != nil {
+					refused <- err
+					return
+				}
+				err := n.connect(string(secret.Data[workload.KeyPassword]))
+				again := &corev1.Secret{}
+				if getErr := n.get(workload.SecretName(s), again); getErr != nil {
+					refused <- getErr
+					return
+				}
+				// A PostgreSQL role has one password: for as long as it takes to exchange it the Secret's next one is accepted.
+				if !accepted(err) && s.Spec.Postgres != nil && again.ResourceVersion != secret.ResourceVersion {
+					err = n.connect(string(again.Data[workload.KeyPassword]))
+				}
+				if !accepted(err) {
+					refused <- err
+					return
+				}
+				tries.Add(1)
+			}
+		})
+		for _, value := range []string{"one", "two"} {
+			must(t, w.get(s.Name, s))
+			s.Annotations = map[string]string{v1alpha1.RotatePasswordAnnotation: value}
+			must(t, admin.Update(w.ctx, s))
+			before := string(n.secret().Data[workload.KeyPassword])
+			w.applied(d, s, reasonRunning)
+			secret := n.secret()
+			after := string(secret.Data[workload.KeyPassword])
+			if after == before || string(secret.Data[workload.KeyPreviousPassword]) != before {
+				t.Fatalf("after %s the Secret's keys are %q", value, slices.Sorted(maps.Keys(secret.Data)))
+			}
+			must(t, ignoreNil(n.connect(after)))
+			if err := n.connect(before); accepted(err) != (s.Spec.Redis != nil) {
+				t.Errorf("%s: the previous password: %v", value, err)
+			}
+			n.use(st)
+			// Nothing more until the time is over.
+			w.applied(d, s, reasonRunning)
+			if got := n.secret(); got.ResourceVersion != secret.ResourceVersion {
+				t.Error("the Secret was written again")
+			}
+			was := tries.Load()
+			eventually(t, func() error {
+				if tries.Load() < was+3 {
+					return errors.New("clients do not get through")
+				}
+				return nil
+			})
+			now = now.Add(workload.PreviousFor)
+			w.applied(d, s, reasonRunning)
+			secret = n.secret()
+			if _, there := secret.Data[workload.KeyPreviousPassword]; there {
+				t.Error("the previous password is still in the Secret")
+			}
+			must(t, ignoreNil(n.connect(after)))
+			if err := n.connect(before); accepted(err) {
+				t.Errorf("%s: the previous password is accepted for ever", value)
+			}
+			w.applied(d, s, reasonRunning)
+			if got := n.secret(); got.ResourceVersion != secret.ResourceVersion {
+				t.Error("at rest the Secret was written")
+			}
+		}
+		close(stop)
+		group.Wait()
+		select {
+		case err := <-refused:
+			t.Errorf("a client was refused: %v", err)
+		default:
+		}
+		n.use(st)
+		n.use(n.open())
+		if log := n.log.String(); strings.Contains(log, first) || strings.Contains(log, string(n.secret().Data[workload.KeyPassword])) {
+			t.Error("the server's log tells a password")
+		}
+	})
+}
+
+func ignoreNil(err error) error {
+	if accepted(err) {
+		return nil
+	}
+	return err
+}
+
+// dying is a client whose process ends at its nth write of a Secret, before it or after it.
+type dying struct {
+	client.Client
+	left  *int
+	after bool
+}
+
+var errDied = errors.New("the process has died")
+
+func (c dying) Update(ctx context.Context, o client.Object, opts ...client.UpdateOption) error {
+	*c.left--
+	if *c.left != 0 {
+		return c.Client.Update(ctx, o, opts...)
+	}
+	if c.after {
+		if err := c.Client.Update(ctx, o, opts...); err != nil {
+			return err
+		}
+	}
+	return errDied
+}
+
+// A process that dies in a rotation leaves a Secret whose password is accepted, and the next process ends the rotation.
+func TestRotationSurvivesCrashes(t *testing.T) {
+	servers(t, func(t *testing.T, w *world, s *v1alpha1.IdempotencyStore) {
+		n := w.node(s)
+		now := time.Now()
+		clock := func() time.Time { return now }
+		d := deployer(n.dial)
+		d.now = clock
+		w.applied(d, s, reasonStarting)
+		w.claim(s, "any")
+		n.start()
+		w.kubelet(s, "one")
+		w.applied(d, s, reasonRunning)
+		deaths := 0
+		for i := range 8 {
+			must(t, w.get(s.Name, s))
+			s.Annotations = map[string]string{v1alpha1.RotatePasswordAnnotation: fmt.Sprint(i)}
+			must(t, admin.Update(w.ctx, s))
+			before := string(n.secret().Data[workload.KeyPassword])
+			left := i/2 + 1
+			mortal := deployer(n.dial)
+			mortal.now, mortal.live = clock, dying{mortal.live, &left, i%2 == 1}
+			for range 2 {
+				must(t, w.get(s.Name, s))
+				if _, err := mortal.Apply(w.ctx, s); errors.Is(err, errDied) {
+					deaths++
+					break
+				} else if err != nil {
+					t.Fatal(err)
+				}
+				now = now.Add(workload.PreviousFor)
+			}
+			secret := n.secret()
+			if s.Spec.Redis != nil {
+				// At every moment.
+				must(t, ignoreNil(n.connect(string(secret.Data[workload.KeyPassword]))))
+			}
+			if i == 3 && s.Spec.Redis != nil {
+				// The server dies too, and what it reads at its start is what the Secret has.
+				n.kill()
+				n.start()
+				w.kubelet(s, "other")
+				must(t, ignoreNil(n.connect(string(secret.Data[workload.KeyPassword]))))
+			}
+			for range 3 {
+				w.applied(d, s, reasonRunning)
+				now = now.Add(workload.PreviousFor)
+			}
+			secret = n.secret()
+			after := string(secret.Data[workload.KeyPassword])
+			must(t, ignoreNil(n.connect(after)))
+			if after == before || accepted(n.connect(before)) || len(secret.Data["next-password"])+len(secret.Data[workload.KeyPreviousPassword]) > 0 {
+				t.Errorf("%d: the rotation did not come to its end: %q", i, slices.Sorted(maps.Keys(secret.Data)))
+			}
+		}
+		if deaths < 4 {
+			t.Errorf("only %d processes died", deaths)
+		}
+	})
+}
+
+// A Secret that is not the one with which the volume was made: the condition says what to do.
+func TestSecretLost(t *testing.T) {
+	servers(t, func(t *testing.T, w *world, s *v1alpha1.IdempotencyStore) {
+		n := w.node(s)
+		d := deployer(n.dial)
+		w.applied(d, s, reasonStarting)
+		w.claim(s, "any")
+		n.start()
+		w.kubelet(s, "one")
+		w.applied(d, s, reasonRunning)
+		must(t, admin.Delete(w.ctx, n.secret()))
+		message := w.applied(d, s, reasonPassword)
+		if s.Spec.Redis != nil {
+			if !strings.Contains(message, "kubectl delete pod payments-redis-0 --namespace="+w.ns) {
+				t.Errorf("the message is %q", message)
+			}
+			n.kill()
+			n.start()
+			w.kubelet(s, "two")
+		} else {
+			if !strings.Contains(message, "kubectl exec -it payments-postgres-0 --namespace="+w.ns) {
+				t.Errorf("the message is %q", message)
+			}
+			out, err := n.run("psql", "-U", "postgres", "-c", "ALTER ROLE postgres PASSWORD '"+string(n.secret().Data[workload.KeyAdminPassword])+"'")
+			if err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+		}
+		w.applied(d, s, reasonRunning)
+		n.use(n.open())
+
+		secret := n.secret()
+		delete(secret.Data, workload.KeyAdminPassword)
+		must(t, admin.Update(w.ctx, secret))
+		if message := w.applied(d, s, reasonSecret); !strings.Contains(message, workload.KeyAdminPassword) {
+			t.Errorf("the message is %q", message)
+		}
+	})
+}
