@@ -219,7 +219,7 @@ func (r *StoreReconciler) status(ctx context.Context, obj *v1alpha1.IdempotencyS
 	case errors.Is(failed, guard.ErrClockJumped):
 		ready(reasonClockJumped, failed)
 		set.set(v1alpha1.ConditionStalled, metav1.ConditionTrue, reasonClockJumped, "A person must set the store's clock right, or accept the time that it shows.")
-	case errors.Is(failed, errNotDurable):
+	case errors.Is(failed, store.ErrNotDurable):
 		ready(reasonLoses, failed)
 		set.set(v1alpha1.ConditionStalled, metav1.ConditionTrue, reasonLoses, "A person must make the store durable, or choose durabilityPolicy Warn.")
 	case errors.Is(failed, errNeedsAllInOne):
@@ -233,7 +233,7 @@ func (r *StoreReconciler) status(ctx context.Context, obj *v1alpha1.IdempotencyS
 	switch {
 	case lost:
 		set.set(v1alpha1.ConditionEpochAccepted, metav1.ConditionFalse, reasonMemoryLost, failed.Error())
-	case failed == nil, errors.Is(failed, guard.ErrClockJumped), errors.Is(failed, errNotDurable):
+	case failed == nil, errors.Is(failed, guard.ErrClockJumped), errors.Is(failed, store.ErrNotDurable):
 		set.set(v1alpha1.ConditionEpochAccepted, metav1.ConditionTrue, reasonKnown, "The store carries the epoch that is remembered for it.")
 	default:
 		set.set(v1alpha1.ConditionEpochAccepted, metav1.ConditionUnknown, reasonUnavailable, "The store could not be read.")
@@ -271,9 +271,6 @@ func stalledFor(list []metav1.Condition, reason string) bool {
 	c := find(list, v1alpha1.ConditionStalled)
 	return c != nil && c.Reason == reason
 }
-
-// errNotDurable: the store could lose what it acknowledges, and nobody has accepted that.
-var errNotDurable = fmt.Errorf("%w: it could lose an acknowledged write", store.ErrUnavailable)
 
 // look puts the store's engine into service if the store may be trusted, and takes it
 // out of service if it may not.
@@ -413,7 +410,7 @@ func notDurable(obj *v1alpha1.IdempotencyStore, found []store.Finding, leads boo
 	if text == "" || obj.Spec.DurabilityPolicy == v1alpha1.DurabilityWarn {
 		return nil
 	}
-	return fmt.Errorf("%w (IdempotencyStore %s): %s. Or accept that a payment may be forgotten and made twice, with spec.durabilityPolicy: Warn", errNotDurable, obj.Name, text)
+	return fmt.Errorf("%w (IdempotencyStore %s): %s. Or accept that a payment may be forgotten and made twice, with spec.durabilityPolicy: Warn", store.ErrNotDurable, obj.Name, text)
 }
 
 // begin gives a store its identity at its first use, and remembers it.

@@ -13,6 +13,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/go-logr/logr"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -99,6 +100,7 @@ func Setup(mgr ctrl.Manager, live client.Client, o Options) (*Operator, error) {
 	gateways := NewGateways(o.Namespace, cached, live)
 	worklist := NewWorklist(cached, live, engines, recorder, leads)
 	o.Guard.Observe = worklist.Observe
+	o.Guard.Evidence = logEvidence(ctrl.Log.WithName("evidence"))
 	credentials := Credentials{Live: live}
 
 	op := &Operator{
@@ -150,6 +152,16 @@ func Setup(mgr ctrl.Manager, live client.Client, o Options) (*Operator, error) {
 		}
 	}
 	return op, nil
+}
+
+// logEvidence writes down what is known of an attempt whose result could not be written
+// to its record: it is held as unknown, and whoever resolves that looks here.
+func logEvidence(log logr.Logger) func(guard.Evidence) {
+	return func(e guard.Evidence) {
+		log.Error(e.Cause, "the result of an attempt could not be written to its record; the intent will be held as unknown",
+			"namespace", e.Key.Namespace, "tool", e.Key.Tool, "caller", e.Key.Caller, "intentID", e.Key.IntentID, "attempt", e.Attempt,
+			"outcome", e.Outcome, "status", e.Status, "providerKey", e.ProviderKey, "providerReference", e.ProviderReference, "detail", e.Detail)
+	}
 }
 
 // Close closes the stores. Call it when the gateway has drained and the manager has ended.

@@ -269,6 +269,14 @@ func (c *call) failure(err error, tool *policy.Tool) *problem {
 		return refusal(http.StatusServiceUnavailable, "memory-lost", "The store lost its memory", actRetryLater,
 			"The IdempotencyStore %q no longer has the memory of what was paid. Nothing was sent, and nothing will be until an admin has "+
 				"looked at it and accepted the loss (its status says how). Do not pay in another way.", storeName).deny(time.Minute)
+	case errors.Is(err, store.ErrNotDurable):
+		return refusal(http.StatusServiceUnavailable, "store-not-durable", "The store could forget", actRetryLater,
+			"The IdempotencyStore %q could lose the memory of what was paid (its status says how). Nothing was sent, and nothing will be until an admin has "+
+				"mended it or accepted that. Send the same request with the same intent ID again later; do not use a new one.", storeName).deny(time.Minute)
+	case errors.Is(err, guard.ErrClockJumped):
+		return refusal(http.StatusServiceUnavailable, "clock-jumped", "The store's clock has jumped", actRetryLater,
+			"The clock of the IdempotencyStore %q is not where it should be (its status says how). Nothing was sent, and nothing will be until an admin has "+
+				"set it right or accepted it. Send the same request with the same intent ID again later; do not use a new one.", storeName).deny(time.Minute)
 	case errors.Is(err, guard.ErrCorrupt):
 		return refusal(http.StatusServiceUnavailable, "record-unreadable", "The record cannot be read", actStop,
 			"What is remembered of this intent in the IdempotencyStore %q cannot be read. Nothing was sent by this call, but the payment may have happened before. "+

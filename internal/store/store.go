@@ -38,6 +38,9 @@ var (
 	// writer knows, or none, or lacks writes that were answered as written: it is not
 	// the memory that the writer was using.
 	ErrMemoryLost = errors.New("store memory lost")
+	// ErrNotDurable says that the store is not used, because it could lose what it
+	// acknowledges.
+	ErrNotDurable = errors.New("store could lose an acknowledged write")
 	// ErrInvalid says that the request itself breaks the contract. It is a bug of the caller.
 	ErrInvalid = errors.New("invalid store request")
 )
