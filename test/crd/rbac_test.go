@@ -14,6 +14,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
+const (
+	// deployer is the role that a namespace's owner binds, and deploys the sample's namespace where that was done.
+	deployer = "holdfast-store-deployer"
+	deploys  = "payments-redis"
+)
+
 type role struct {
 	kind, name, namespace string
 	labels                map[string]string
@@ -42,8 +48,8 @@ func TestRoles(t *testing.T) {
 		t.Fatal(err)
 	}
 	all := roles(t, append(slices.Clone(rendered), samples...))
-	if len(all) != 8 {
-		t.Errorf("found %d roles, want 8", len(all))
+	if len(all) != 13 {
+		t.Errorf("found %d roles, want 13", len(all))
 	}
 	for _, r := range all {
 		for _, rule := range r.rules {
@@ -64,12 +70,31 @@ func TestRoles(t *testing.T) {
 			if slices.Contains(rule.Verbs, "bind") && (r.name != "holdfast-admin" || len(rule.ResourceNames) == 0) {
 				t.Errorf("%s %s: may bind any role", r.kind, r.name)
 			}
+			if r.name == deployer {
+				if !slices.Equal(rule.Verbs, []string{"get"}) && !slices.Equal(rule.Verbs, []string{"get", "patch"}) && !slices.Equal(rule.Verbs, []string{"get", "create", "patch"}) &&
+					!(slices.Equal(rule.Resources, []string{"secrets"}) && slices.Equal(rule.Verbs, []string{"get", "create", "update"})) {
+					t.Errorf("%s: %v of %v is more than applying takes", r.name, rule.Verbs, rule.Resources)
+				}
+				continue
+			}
 			if slices.Contains(rule.Resources, "secrets") && (r.kind == "ClusterRole" || r.namespace == "holdfast-system" || len(rule.ResourceNames) == 0 || !slices.Equal(rule.Verbs, []string{"get"})) {
 				t.Errorf("%s %s: reads more than single Secrets of one namespace", r.kind, r.name)
 			}
 			if r.kind == "ClusterRole" && slices.Contains(rule.Resources, "configmaps") {
 				t.Errorf("%s: reads ConfigMaps of all namespaces", r.name)
 			}
+		}
+	}
+}
+
+// What it takes to run servers in a namespace is given by its owner alone.
+func TestNobodyDeploysEverywhere(t *testing.T) {
+	for _, o := range rendered {
+		if !strings.HasSuffix(o.GetKind(), "RoleBinding") {
+			continue
+		}
+		if name, _, err := unstructured.NestedString(o.Object, "roleRef", "name"); err != nil || name == deployer {
+			t.Errorf("%s %s gives %s (%v)", o.GetKind(), o.GetName(), deployer, err)
 		}
 	}
 }
@@ -91,12 +116,21 @@ func TestWhatEachMayDo(t *testing.T) {
 				{"coordination.k8s.io", "leases", "update", "holdfast-system"}, {"", "configmaps", "update", "holdfast-system"},
 				{"events.k8s.io", "events", "create", namespace}, {"", "namespaces", "get", namespace},
 				{"", "services", "watch", ""}, {"discovery.k8s.io", "endpointslices", "watch", ""},
+				{"apps", "statefulsets", "watch", ""}, {"networking.k8s.io", "networkpolicies", "watch", ""}, {"policy", "poddisruptionbudgets", "watch", ""},
+				{"storage.k8s.io", "storageclasses", "get", ""}, {"postgresql.cnpg.io", "clusters", "get", namespace},
+				// Where the owner has let it deploy.
+				{"", "secrets", "create", deploys}, {"", "secrets", "update", deploys}, {"", "configmaps", "patch", deploys}, {"", "services", "create", deploys},
+				{"apps", "statefulsets", "patch", deploys}, {"networking.k8s.io", "networkpolicies", "patch", deploys}, {"policy", "poddisruptionbudgets", "patch", deploys},
+				{"", "persistentvolumeclaims", "patch", deploys}, {"", "pods", "get", deploys},
 			},
 			[]attempt{
 				{group, "paymentholds", "resolve", namespace}, {group, "agenttools", "invoke", namespace}, {group, "agenttools", "patch", namespace},
 				{"", "secrets", "list", ""}, {"", "secrets", "get", namespace}, {"", "secrets", "get", "holdfast-system"},
 				{"", "configmaps", "get", namespace}, {"coordination.k8s.io", "leases", "update", namespace},
 				{"", "services", "patch", namespace}, {"discovery.k8s.io", "endpointslices", "patch", namespace},
+				{"apps", "statefulsets", "patch", namespace}, {"", "persistentvolumeclaims", "get", namespace}, {"", "pods", "get", namespace},
+				{"", "secrets", "list", deploys}, {"", "secrets", "delete", deploys}, {"apps", "statefulsets", "delete", deploys}, {"", "pods", "create", deploys},
+				{"", "pods/exec", "create", deploys}, {"", "persistentvolumeclaims", "delete", deploys}, {"storage.k8s.io", "storageclasses", "patch", ""},
 			}},
 		{alice,
 			[]attempt{{group, "paymentholds", "resolve", namespace}, {group, "paymentholds", "patch", namespace}, {group, "paymentholds", "list", namespace}},
