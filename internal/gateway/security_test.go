@@ -436,6 +436,8 @@ func TestStoreTroubles(t *testing.T) {
 	}{
 		{store.ErrMemoryLost, "memory_lost"},
 		{fmt.Errorf("wrapped: %w", store.ErrUnavailable), "store_unavailable"},
+		{fmt.Errorf("wrapped: %w", store.ErrNotDurable), "store_not_durable"},
+		{fmt.Errorf("wrapped: %w", guard.ErrClockJumped), "clock_jumped"},
 		{guard.ErrInvariant, "store_unavailable"},
 	} {
 		r.store.mu.Lock()
