@@ -316,7 +316,9 @@ func TestAnImportedHold(t *testing.T) { // R35
 	s.want(s.admit(c.with(func(c *Call) { c.Fingerprint = "sha256:two" })), Conflict, ReasonRequest)
 	s.want(s.admit(c.with(func(c *Call) { c.IdentityHash, c.Fingerprint = "identity-2", "sha256:two" })), Conflict, ReasonRequest)
 	// And it does not stand in the way of what is for something else.
-	s.send(s.call("intent-3", "order/8").with(func(c *Call) { c.Amount, c.AmountHash, c.RecipientHash = &intent.Money{Value: "1", Currency: "USD"}, "a", "r" }))
+	s.send(s.call("intent-3", "order/8").with(func(c *Call) {
+		c.Amount, c.AmountHash, c.RecipientHash = &intent.Money{Value: "1", Currency: "USD"}, "a", "r"
+	}))
 	s.take(c, Release)
 	second := s.send(c)
 	if second.ProviderKey != tk.ProviderKey {
