@@ -15,6 +15,9 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/holdfast-dev/holdfast/hack/dev/cluster"
+	"github.com/holdfast-dev/holdfast/hack/dev/servers"
 )
 
 const (
@@ -38,6 +41,7 @@ type figures struct {
 type bench struct {
 	settings
 	running  []*process
+	servers  []servers.Server
 	upstream *process
 	ledger   string // the upstream's address
 }
@@ -47,8 +51,8 @@ type layer struct {
 	name    string
 	process *process
 	url     string
-	// server is the store's, if it is a process of its own.
-	server *process
+	// server is the pid of the store's, if it is a process of its own.
+	server int
 	// next is the first call that was not made here.
 	next int64
 	// profiles is where the profiler listens.
@@ -61,7 +65,7 @@ func (b *bench) wants(name string) bool { return slices.Contains(b.layers, name)
 func (b *bench) all(ctx context.Context) (*report, error) {
 	r := newReport(b.settings)
 	var err error
-	if b.upstream, b.ledger, err = b.serve("upstream", "upstream"); err != nil {
+	if b.upstream, b.ledger, err = b.serve("upstream", "upstream", nil); err != nil {
 		return nil, err
 	}
 	if err := b.compare(ctx, r); err != nil {
@@ -80,13 +84,7 @@ func (b *bench) all(ctx context.Context) (*report, error) {
 
 // compare measures all layers beside each other.
 func (b *bench) compare(ctx context.Context, r *report) error {
-	before := len(b.running)
-	defer func() { // the upstream stays
-		for _, p := range slices.Backward(b.running[before:]) {
-			p.stop()
-		}
-		b.running = b.running[:before]
-	}()
+	defer b.stop(len(b.running)) // the upstream stays
 	var rs *redisServer
 	var ps *postgresServer
 	var err error
@@ -105,15 +103,15 @@ func (b *bench) compare(ctx context.Context, r *report) error {
 		l := &layer{name: name}
 		switch name {
 		case "bolt":
-			err = b.openGateway(l, place{"bolt", filepath.Join(b.dir, "bench.db"), ""})
+			err = b.openGateway(l, place{kind: "bolt", at: filepath.Join(b.dir, "bench.db")})
 		case "redis":
-			l.server = rs.process
-			err = b.openGateway(l, place{"redis", rs.address(), "bench"})
+			l.server = rs.pid
+			err = b.openGateway(l, rs.place("bench"))
 		case "postgres":
-			l.server = ps.process
-			err = b.openGateway(l, place{"postgres", ps.dsn(), "bench"})
+			l.server = ps.pid
+			err = b.openGateway(l, ps.place("bench"))
 		case layerProxy:
-			l.process, l.url, err = b.serve("proxy", "proxy", "-to", b.ledger+"/charges")
+			l.process, l.url, err = b.serve("proxy", "proxy", nil, "-to", b.ledger+"/charges")
 		}
 		if err != nil {
 			return err
@@ -172,15 +170,15 @@ func (b *bench) compare(ctx context.Context, r *report) error {
 func (b *bench) openGateway(l *layer, at place) error {
 	args := append(at.args(), "-upstream", b.ledger)
 	if b.profiles != "" {
-		port, err := freePort()
+		ports, err := cluster.FreePorts(1)
 		if err != nil {
 			return err
 		}
-		l.profiles = "127.0.0.1:" + strconv.Itoa(port)
+		l.profiles = host + ":" + strconv.Itoa(ports[0])
 		args = append(args, "-profiles", l.profiles, "-profiled", b.profiled)
 	}
 	var err error
-	l.process, l.url, err = b.serve("gateway-"+l.name+"-"+at.name, "gateway", args...)
+	l.process, l.url, err = b.serve("gateway-"+l.name+"-"+at.name, "gateway", at.env(), args...)
 	return err
 }
 
@@ -197,7 +195,7 @@ func (b *bench) measured(ctx context.Context, l *layer, workload string, connect
 			return figures{}, errors.New("nothing was paid that could be replayed")
 		}
 	}
-	p, err := b.role("load", "load", "-to", l.url, "-workload", workload, "-connections", strconv.Itoa(connections),
+	p, err := b.role("load", "load", nil, "-to", l.url, "-workload", workload, "-connections", strconv.Itoa(connections),
 		"-warm-up", b.warmUp.String(), "-measure", b.measure.String(),
 		"-from", strconv.FormatInt(from, 10), "-known", strconv.FormatInt(known, 10))
 	if err != nil {
@@ -207,11 +205,11 @@ func (b *bench) measured(ctx context.Context, l *layer, workload string, connect
 		p.stop()
 		b.running = slices.DeleteFunc(b.running, func(q *process) bool { return q == p })
 	}()
-	processes := map[string]*process{"load": p, "upstream": b.upstream, "gateway": l.process}
+	processes := map[string]int{"load": p.pid(), "upstream": b.upstream.pid(), "gateway": l.process.pid()}
 	if l.name == layerProxy {
-		processes = map[string]*process{"load": p, "upstream": b.upstream, "proxy": l.process}
+		processes = map[string]int{"load": p.pid(), "upstream": b.upstream.pid(), "proxy": l.process.pid()}
 	}
-	if l.server != nil {
+	if l.server != 0 {
 		processes["store"] = l.server
 	}
 	var before, after map[string]time.Duration
@@ -270,11 +268,11 @@ func (b *bench) measured(ctx context.Context, l *layer, workload string, connect
 	return f, nil
 }
 
-func costOf(processes map[string]*process) (map[string]time.Duration, error) {
+func costOf(processes map[string]int) (map[string]time.Duration, error) {
 	out := map[string]time.Duration{}
-	for name, p := range processes {
+	for name, pid := range processes {
 		var err error
-		if out[name], err = p.cost(); err != nil {
+		if out[name], err = treeCost(pid); err != nil {
 			return nil, err
 		}
 	}
@@ -341,15 +339,9 @@ func (b *bench) resetLedger() error {
 
 // grow measures a store that holds many settled records.
 func (b *bench) grow(ctx context.Context, r *report, kind string) error {
-	before := len(b.running)
-	defer func() {
-		for _, p := range slices.Backward(b.running[before:]) {
-			p.stop()
-		}
-		b.running = b.running[:before]
-	}()
+	defer b.stop(len(b.running))
 	var (
-		server *process
+		server int
 		sync   = func(bool) error { return nil }
 		size   func(name string) (int64, error)
 		at     func(name string) place
@@ -357,7 +349,7 @@ func (b *bench) grow(ctx context.Context, r *report, kind string) error {
 	switch kind {
 	case "bolt":
 		file := func(name string) string { return filepath.Join(b.dir, name+".db") }
-		at = func(name string) place { return place{"bolt", file(name), name} }
+		at = func(name string) place { return place{kind: "bolt", at: file(name), name: name} }
 		size = func(name string) (int64, error) {
 			info, err := os.Stat(file(name))
 			if errors.Is(err, os.ErrNotExist) {
@@ -373,18 +365,17 @@ func (b *bench) grow(ctx context.Context, r *report, kind string) error {
 		if err != nil {
 			return err
 		}
-		server, sync = s.process, s.sync
-		size = func(name string) (int64, error) { return s.size(ctx, name) }
-		at = func(name string) place { return place{"redis", s.address(), name} }
+		server, at = s.pid, s.place
+		sync = func(on bool) error { return s.sync(ctx, on) }
+		size = func(string) (int64, error) { return s.size(ctx) }
 	case "postgres":
 		s, err := b.startPostgres(ctx, "postgres-growth")
 		if err != nil {
 			return err
 		}
-		server = s.process
+		server, at = s.pid, s.place
 		sync = func(on bool) error { return s.sync(ctx, on) }
 		size = func(name string) (int64, error) { return s.size(ctx, name) }
-		at = func(name string) place { return place{"postgres", s.dsn(), name} }
 	}
 	if err := sync(false); err != nil {
 		return err
@@ -397,7 +388,7 @@ func (b *bench) grow(ctx context.Context, r *report, kind string) error {
 			return err
 		}
 		started := time.Now()
-		f, said, err := b.serve("fill", "fill", append(p.args(), "-count", strconv.Itoa(records))...)
+		f, said, err := b.serve("fill", "fill", p.env(), append(p.args(), "-count", strconv.Itoa(records))...)
 		if err != nil {
 			return err
 		}

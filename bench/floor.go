@@ -31,7 +31,7 @@ func (b *bench) floorRedis(s *redisServer, connections int) (figures, error) {
 	size := (len(claim.Record.Header) + len(claim.Record.Body) + len(settlement.Record.Header) + len(settlement.Record.Body)) / 2
 	sets := func(n int) (figures, time.Duration, error) {
 		start := time.Now()
-		out, err := exec.Command("redis-benchmark", "-p", strconv.Itoa(s.port), "-c", strconv.Itoa(connections), "-n", strconv.Itoa(n),
+		out, err := exec.Command("redis-benchmark", "-p", strconv.Itoa(s.Port()), "-a", s.Password(), "-c", strconv.Itoa(connections), "-n", strconv.Itoa(n),
 			"-r", "100000000", "--precision", "3", "--csv", "SET", "floor:__rand_int__", strings.Repeat("x", size)).Output()
 		if err != nil {
 			return figures{}, 0, fmt.Errorf("redis-benchmark: %w", err)
@@ -61,57 +61,62 @@ func (b *bench) floorRedis(s *redisServer, connections int) (figures, error) {
 	return f, err
 }
 
-// floorTables and floorPair are the two durable writes of a call in SQL: the claim
-// inserts the record and its marks, the settlement updates the record.
-const floorTables = `CREATE TABLE IF NOT EXISTS floor_record (id bigint PRIMARY KEY, header bytea, body bytea);
-CREATE TABLE IF NOT EXISTS floor_mark (digest bigint, id bigint, until bigint, PRIMARY KEY (digest, id));`
+// floorScript is the two durable writes of a call in SQL, into the store's own tables.
+// It is kept where the tables are.
+const floorScript = "internal/store/postgres/testdata/floor.sql"
 
-const floorPair = `\set id random(1, 1000000000000)
-BEGIN;
-INSERT INTO floor_record VALUES (:id::bigint, repeat('x', %d)::bytea, repeat('x', %d)::bytea) ON CONFLICT DO NOTHING;
-INSERT INTO floor_mark SELECT :id::bigint * 1000 + n, :id::bigint, 0 FROM generate_series(1, %d) n ON CONFLICT DO NOTHING;
-COMMIT;
-UPDATE floor_record SET header = repeat('y', %d)::bytea, body = repeat('y', %d)::bytea WHERE id = :id::bigint;
-`
+// floorSchema is a store of its own, into which nothing else is written.
+const floorSchema = "floor"
 
 func (b *bench) floorPostgres(ctx context.Context, s *postgresServer, connections int) (figures, error) {
-	m, err := newMaker()
+	root, err := moduleRoot()
 	if err != nil {
 		return figures{}, err
 	}
-	claim, settlement, err := m.settled(0)
+	at := s.place(floorSchema)
+	st, err := at.open(false)
 	if err != nil {
 		return figures{}, err
 	}
-	if err := s.exec(ctx, floorTables); err != nil {
+	_, err = st.Initialise(ctx, identity)
+	if err := errors.Join(err, st.Close()); err != nil {
 		return figures{}, err
 	}
-	dir, err := os.MkdirTemp(s.dir, "floor-")
+	program, err := postgresProgram("pgbench")
+	if err != nil {
+		return figures{}, err
+	}
+	dir, err := os.MkdirTemp(b.dir, "floor-")
 	if err != nil {
 		return figures{}, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	if s.cred != nil {
-		if err := os.Chown(dir, int(s.cred.Uid), int(s.cred.Gid)); err != nil {
-			return figures{}, err
-		}
-	}
-	script := filepath.Join(dir, "pair.sql")
-	text := fmt.Sprintf(floorPair, len(claim.Record.Header), len(claim.Record.Body), len(claim.Marks), len(settlement.Record.Header), len(settlement.Record.Body))
-	if err := os.WriteFile(script, []byte(text), 0o644); err != nil {
-		return figures{}, err
-	}
 	// pgbench counts whole seconds. The first is the warm-up.
 	seconds := max(1, int(b.measure.Round(time.Second).Seconds()))
-	cmd, err := s.command("pgbench", "-n", "-M", "prepared", "-f", script, "-c", strconv.Itoa(connections), "-j", "2",
-		"-T", strconv.Itoa(seconds+1), "-l", "--log-prefix="+filepath.Join(dir, "log"), "-h", "127.0.0.1", "-p", strconv.Itoa(s.port), "-U", "holdfast", "postgres")
-	if err != nil {
-		return figures{}, err
-	}
+	cmd := exec.CommandContext(ctx, program, "-n", "-M", "prepared", "-f", filepath.Join(root, floorScript),
+		"-c", strconv.Itoa(connections), "-j", "2", "-T", strconv.Itoa(seconds+1), "-l", "--log-prefix="+filepath.Join(dir, "log"), at.at)
+	cmd.Env = append(os.Environ(), "PGOPTIONS=-c search_path="+floorSchema)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return figures{}, fmt.Errorf("pgbench: %w\n%s", err, out)
 	}
 	return pgbenchLog(filepath.Join(dir, "log*"), time.Second, time.Duration(seconds)*time.Second)
+}
+
+// moduleRoot is where the project lies: this is run from there, or from below.
+func moduleRoot() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir, nil
+		}
+		if dir == filepath.Dir(dir) {
+			return "", errors.New("run this from within the project: the script of PostgreSQL's floor is read from there")
+		}
+		dir = filepath.Dir(dir)
+	}
 }
 
 // pgbenchLog reads the latencies of all transactions after the warm-up.

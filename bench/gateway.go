@@ -40,16 +40,26 @@ import (
 
 // place names a store: its kind, where it is, and what it is called there.
 type place struct {
-	kind, at, name string
+	kind, name string
+	// at is a file, an address or a DSN; password is for an address.
+	at, password string
 }
 
+// They go by the environment: everybody on the machine sees arguments.
+const (
+	envAt       = "HOLDFAST_BENCH_AT"
+	envPassword = "HOLDFAST_BENCH_PASSWORD"
+)
+
 func (p *place) bind(flags *flag.FlagSet) {
+	p.at, p.password = os.Getenv(envAt), os.Getenv(envPassword)
 	flags.StringVar(&p.kind, "store", "", "bolt, redis or postgres")
-	flags.StringVar(&p.at, "at", "", "file, address or DSN")
 	flags.StringVar(&p.name, "name", "", "namespace or schema")
 }
 
-func (p *place) args() []string { return []string{"-store", p.kind, "-at", p.at, "-name", p.name} }
+func (p *place) args() []string { return []string{"-store", p.kind, "-name", p.name} }
+
+func (p *place) env() []string { return []string{envAt + "=" + p.at, envPassword + "=" + p.password} }
 
 // open opens the store. unsafe: nothing has to be on the disk yet.
 func (p *place) open(unsafe bool) (store.Store, error) {
@@ -57,7 +67,10 @@ func (p *place) open(unsafe bool) (store.Store, error) {
 	case "bolt":
 		return bolt.Open(p.at, bolt.Options{NoSync: unsafe})
 	case "redis":
-		return redis.Open(redis.Options{Addresses: []string{p.at}, Namespace: p.name})
+		return redis.Open(redis.Options{
+			Addresses: []string{p.at}, Namespace: p.name,
+			Credentials: func() (string, string, error) { return "", p.password, nil },
+		})
 	case "postgres":
 		return postgres.Open(postgres.Options{DSN: p.at, Schema: p.name})
 	}

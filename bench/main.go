@@ -128,7 +128,7 @@ func run(arguments []string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	b := &bench{settings: s}
-	defer b.stopAll()
+	defer b.stop(0)
 	report, err := b.all(ctx)
 	if err != nil {
 		return err

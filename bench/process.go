@@ -59,17 +59,19 @@ func (b *bench) launch(name string, cmd *exec.Cmd) (*process, error) {
 }
 
 // role starts this program in a role.
-func (b *bench) role(name, role string, args ...string) (*process, error) {
+func (b *bench) role(name, role string, env []string, args ...string) (*process, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	return b.launch(name, exec.Command(self, append([]string{role}, args...)...))
+	cmd := exec.Command(self, append([]string{role}, args...)...)
+	cmd.Env = append(os.Environ(), env...)
+	return b.launch(name, cmd)
 }
 
 // serve starts this program in a role that tells its address, and returns that.
-func (b *bench) serve(name, role string, args ...string) (*process, string, error) {
-	p, err := b.role(name, role, args...)
+func (b *bench) serve(name, role string, env []string, args ...string) (*process, string, error) {
+	p, err := b.role(name, role, env, args...)
 	if err != nil {
 		return nil, "", err
 	}
@@ -122,19 +124,26 @@ func (p *process) stop() {
 	_ = p.wait() // it was told to end
 }
 
-// stopAll ends what runs, the newest first.
-func (b *bench) stopAll() {
-	for i := len(b.running) - 1; i >= 0; i-- {
+// stop ends what runs, but for the first so many processes: the newest first, and the
+// servers at last.
+func (b *bench) stop(but int) {
+	for i := len(b.running) - 1; i >= but; i-- {
 		b.running[i].stop()
 	}
-	b.running = nil
+	b.running = b.running[:min(but, len(b.running))]
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for _, s := range b.servers {
+		if err := s.Remove(ctx); err != nil {
+			progress("end a server: %v", err)
+		}
+	}
+	b.servers = nil
 }
 
-// cost is what a process and its children have used.
-func (p *process) cost() (time.Duration, error) {
-	return treeCost(p.cmd.Process.Pid)
-}
+func (p *process) pid() int { return p.cmd.Process.Pid }
 
+// treeCost is what a process and its children have used.
 func treeCost(pid int) (time.Duration, error) {
 	fields, err := stat(pid)
 	if err != nil {
@@ -191,23 +200,4 @@ func (p *process) resident() (int64, error) {
 		}
 	}
 	return 0, fmt.Errorf("%s: its memory is not told", p.name)
-}
-
-// eventually polls until done says so.
-func eventually(ctx context.Context, what string, done func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	every := time.NewTicker(20 * time.Millisecond)
-	defer every.Stop()
-	for {
-		err := done()
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-every.C:
-		case <-ctx.Done():
-			return fmt.Errorf("%s: %w; last: %w", what, ctx.Err(), err)
-		}
-	}
 }

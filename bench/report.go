@@ -73,7 +73,7 @@ func newReport(s settings) *report {
 	if load, err := os.ReadFile("/proc/loadavg"); err == nil {
 		r.Machine["load_before"] = strings.Join(strings.Fields(string(load))[:3], " ")
 	}
-	if binary, err := postgresBinary("postgres"); err == nil {
+	if binary, err := postgresProgram("postgres"); err == nil {
 		r.Machine["postgres"] = firstLine(binary, "--version")
 	}
 	return r
