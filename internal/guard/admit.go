@@ -86,7 +86,8 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 		}
 		from := cur
 		next := e.begin(cur, c, p, now)
-		probes, kinds := probesFrom(from, next)
+		// A first call also meets its own never-sent holds.
+		probes, kinds := next.probes(from == nil)
 		w, err := e.write(pending{from: from, to: next, on: onCall, now: now, nonce: next.last().Nonce})
 		if err != nil {
 			return Answer{}, err
@@ -180,15 +181,6 @@ func (e *Engine) doubts(ctx context.Context, r *record, res answer, lost bool) e
 		return fmt.Errorf("%w: it is not known what it showed when the attempt was reserved", ErrClockJumped)
 	}
 	return nil
-}
-
-// probesFrom asks as the step's origin does: a first call also meets its own never-sent holds.
-func probesFrom(from, next *record) ([]store.Probe, []string) {
-	asker := *next
-	if from == nil {
-		asker.State = None
-	}
-	return asker.probes()
 }
 
 // begin is the record as it will be in flight with its next attempt.

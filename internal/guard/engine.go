@@ -239,7 +239,7 @@ func (e *Engine) write(p pending) (store.Write, error) {
 			return w, fmt.Errorf("%w (on %s)", err, p.on)
 		}
 	}
-	h, err := json.Marshal(&p.to.header)
+	h, err := p.to.header.pack()
 	if err != nil {
 		return w, err
 	}

@@ -342,3 +342,22 @@ func TestAResultThatIsWrittenIsNoEvidence(t *testing.T) {
 	s.net.hook(nil, drop("Update", 3))
 	s.pay(s.call("intent-1", "order/9"), "re_1")
 }
+
+func TestAnAcceptedJumpBackEndsLongWaits(t *testing.T) {
+	s := tell(t)
+	flying := s.call("flying", "order/1")
+	s.send(flying)
+	s.time.stepStore(-12 * time.Hour)
+	s.pass(staleAfter + time.Second)
+	s.sweep()
+	s.AcceptClock()
+	s.pass(storyLease + storyGrace + horizon)
+	s.sweep()
+	s.inState(flying, Held)
+	s.pass(storyWait + horizon)
+	s.sweep()
+	s.sweep()
+	if h := s.hold(flying); h.State != HoldHeld {
+		t.Fatalf("%s until %s, and it is %s", h.State, h.WaitingUntil, s.time.store())
+	}
+}

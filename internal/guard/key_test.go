@@ -5,6 +5,7 @@ package guard
 
 import (
 	"errors"
+	"reflect"
 	"regexp"
 	"strings"
 	"testing"
@@ -154,5 +155,42 @@ func TestEngines(t *testing.T) {
 	r.Remove("support", "payments")
 	if _, err := r.Get("support", "payments"); !errors.Is(err, store.ErrUnavailable) {
 		t.Errorf("a store that was closed: %v", err)
+	}
+}
+
+func TestAPackedHeaderIsTheSame(t *testing.T) {
+	sum := strings.Repeat("0123456789abcdef", 4)
+	for _, hash := range []string{"", "h", "sha256:", "sha256:" + sum, "sha256:" + strings.ToUpper(sum), "sha256:" + sum + "0", "sha256:" + sum[1:] + "g", "=", "==", "=" + sum, "sha512:" + sum} {
+		for _, k := range lookalikes {
+			h := header{
+				Namespace: k.Namespace, Tool: k.Tool, Caller: k.Caller, IntentID: k.IntentID, CallerUID: "uid-1", State: Held,
+				Scope: scopeOf(t, "order/9"), Fingerprint: hash, IdentityHash: hash, AmountHash: hash, RecipientHash: hash,
+			}
+			packed, err := h.pack()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, err := decodeHeader(&store.Record{Key: k.String(), Header: packed}); err != nil || !reflect.DeepEqual(got, h) {
+				t.Fatalf("%+v became %+v (%v), by %s", h, got, err, packed)
+			}
+		}
+	}
+	// One that says its key is read too.
+	whole := `{"namespace":"ns","tool":"t","caller":"c","callerUID":"u","intentID":"i","state":"Held","scope":["order/9"],"fingerprint":"sha256:` + sum + `","identityHash":"h"}`
+	got, err := decodeHeader(&store.Record{Key: "k", Header: []byte(whole)})
+	if err != nil || got.IntentID != "i" || got.Namespace != "ns" || got.Fingerprint != "sha256:"+sum {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	for _, bad := range []struct{ key, header string }{
+		{"k", `{"callerUID":"u"}`},
+		{"2:ns1:t1:c", `{"callerUID":"u"}`},
+		{"2:ns1:t1:c1:i1:x", `{"callerUID":"u"}`},
+		{"2:ns1:t1:c9:i", `{"callerUID":"u"}`},
+		{"2:ns1:t1:c1:i", `{"fingerprint":"=!"}`},
+		{"2:ns1:t1:c1:i", `{"fingerprint":"=AAAA"}`},
+	} {
+		if _, err := decodeHeader(&store.Record{Key: bad.key, Header: []byte(bad.header)}); !errors.Is(err, ErrCorrupt) {
+			t.Errorf("%s under %s: %v", bad.header, bad.key, err)
+		}
 	}
 }

@@ -32,38 +32,81 @@ func digest(parts ...string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-func markString(kind, budget, rest string) string { return lengthPrefixed(kind, budget, rest) }
-
-func exactString(h *header, budget string) string {
-	return markString(markExact, budget, digest(h.Tool, h.Caller, h.CallerUID, h.Scope.String(), string(h.Lineage), h.Fingerprint))
+// markNames are the strings of a record's marks and probes. They follow from its identity and
+// its budget, so the steps of one attempt share them.
+type markNames struct {
+	budget   string
+	imported bool
+	// exact is empty without a lineage.
+	exact, neverSent string
+	// identity: see identityTags.
+	identity [3]string
+	scope    []pathNames
+	lineage  []pathNames // one, or none
 }
 
-// identityMarks are how records of one tool meet across a change of its identity
-// block: equal recipient and amount under another block; equal recipient where the
-// amount is read in another way, so that amounts cannot be compared; and any where the
-// recipient is.
-func identityMarks(h *header, budget string) []store.Mark {
-	amount := ""
-	if h.Amount != nil {
-		amount = lengthPrefixed(h.Amount.Currency, h.Amount.Value)
-	}
-	return []store.Mark{
-		{String: markString(markPayment, budget, digest(h.Tool, h.Recipient, amount)), Tag: h.IdentityHash},
-		{String: markString(markPayment, budget, digest(h.Tool, h.Recipient)), Tag: h.AmountHash},
-		{String: markString(markPayment, budget, digest(h.Tool)), Tag: h.RecipientHash},
-	}
+type pathNames struct {
+	own, under string
+	// ancestors are the path's own, each as itself and as what it lies under.
+	ancestors []pathNames
 }
 
-func neverSentString(h *header, budget string) string {
-	return markString(markNeverSent, budget, digest(h.Tool, h.Caller, h.CallerUID, h.Scope.String()))
+func (r *record) names() *markNames {
+	b := r.Policy.Budget
+	if n := r.named; n != nil && n.budget == b && n.imported == r.Imported {
+		return n
+	}
+	scope, amount := r.Scope.String(), ""
+	if r.Amount != nil {
+		amount = lengthPrefixed(r.Amount.Currency, r.Amount.Value)
+	}
+	n := &markNames{
+		budget: b, imported: r.Imported,
+		neverSent: lengthPrefixed(markNeverSent, b, digest(r.Tool, r.Caller, r.CallerUID, scope)),
+		identity: [3]string{
+			lengthPrefixed(markPayment, b, digest(r.Tool, r.Recipient, amount)),
+			lengthPrefixed(markPayment, b, digest(r.Tool, r.Recipient)),
+			lengthPrefixed(markPayment, b, digest(r.Tool)),
+		},
+		scope: make([]pathNames, len(r.Scope)),
+	}
+	for i, p := range r.Scope {
+		n.scope[i] = namePath(markScope, markUnderScope, b, p)
+	}
+	if r.Lineage != "" {
+		n.exact = lengthPrefixed(markExact, b, digest(r.Tool, r.Caller, r.CallerUID, scope, string(r.Lineage), r.Fingerprint))
+		n.lineage = []pathNames{namePath(markLineage, markUnderLineage, b, r.Lineage)}
+	}
+	r.named = n
+	return n
+}
+
+func namePath(own, under, budget string, p intent.Path) pathNames {
+	name := func(p intent.Path) pathNames {
+		return pathNames{own: lengthPrefixed(own, budget, string(p)), under: lengthPrefixed(under, budget, string(p))}
+	}
+	n, ancestors := name(p), p.Ancestors()
+	n.ancestors = make([]pathNames, len(ancestors))
+	for i, a := range ancestors {
+		n.ancestors[i] = name(a)
+	}
+	return n
+}
+
+// identityTags are how records of one tool meet across a change of its identity block:
+// equal recipient and amount under another block; equal recipient where the amount is
+// read in another way, so that amounts cannot be compared; and any where the recipient is.
+func (r *record) identityTags() [3]string {
+	return [3]string{r.IdentityHash, r.AmountHash, r.RecipientHash}
 }
 
 // marks are those that the record leaves in its present state.
 func (r *record) marks(now time.Time) []store.Mark {
 	stands, ends := r.standing()
+	n := r.names()
 	if !stands {
 		if r.State == Held && r.neverSent() {
-			return []store.Mark{{String: neverSentString(&r.header, r.Policy.Budget)}}
+			return []store.Mark{{String: n.neverSent}}
 		}
 		return nil
 	}
@@ -72,49 +115,39 @@ func (r *record) marks(now time.Time) []store.Mark {
 		until = now.Add(r.Policy.Window)
 	}
 	out := make([]store.Mark, 0, 16)
-	add := func(kind, rest, tag string) {
-		s := rest
-		if kind != "" {
-			s = markString(kind, r.Policy.Budget, rest)
-		}
+	add := func(s, tag string) {
 		if !slices.ContainsFunc(out, func(m store.Mark) bool { return m.String == s }) {
 			out = append(out, store.Mark{String: s, Tag: tag, Until: until})
 		}
 	}
-	paths := func(own, under string, p intent.Path) {
-		add(own, string(p), "")
-		for _, a := range p.Ancestors() {
-			add(under, string(a), "")
+	for _, paths := range [2][]pathNames{n.scope, n.lineage} {
+		for _, p := range paths {
+			add(p.own, "")
+			for _, a := range p.ancestors {
+				add(a.under, "")
+			}
 		}
 	}
-	for _, p := range r.Scope {
-		paths(markScope, markUnderScope, p)
+	if n.exact != "" {
+		add(n.exact, "")
 	}
-	if r.Lineage != "" {
-		paths(markLineage, markUnderLineage, r.Lineage)
-		add("", exactString(&r.header, r.Policy.Budget), "")
-	}
-	identity := identityMarks(&r.header, r.Policy.Budget)
-	if r.Imported {
-		// By which block it was identified is not known, so it meets all of them; without
-		// recipient and amount that would be every call of the tool.
-		identity = identity[:1]
-		if r.Recipient == "" && r.Amount == nil {
-			identity = nil
+	for i, tag := range r.identityTags() {
+		// By which block an imported one was identified is not known, so it meets all of
+		// them; without recipient and amount that would be every call of the tool.
+		if r.Imported && (i > 0 || r.Recipient == "" && r.Amount == nil) {
+			break
 		}
-	}
-	for _, m := range identity {
-		add("", m.String, m.Tag)
+		add(n.identity[i], tag)
 	}
 	if r.State == Held && r.unsent() {
 		// It may have been sent, and a loop is shown it all the same.
-		add("", neverSentString(&r.header, r.Policy.Budget), "")
+		add(n.neverSent, "")
 	}
 	return out
 }
 
-// probes are what a step into flight asks, with the kind of each.
-func (r *record) probes() (probes []store.Probe, kinds []string) {
+// probes are what a step into flight asks, with the kind of each. first: it has no record.
+func (r *record) probes(first bool) (probes []store.Probe, kinds []string) {
 	probes, kinds = make([]store.Probe, 0, 20), make([]string, 0, 20)
 	add := func(kind string, p store.Probe) {
 		// There are few: at most some for each segment of each path.
@@ -122,31 +155,31 @@ func (r *record) probes() (probes []store.Probe, kinds []string) {
 			probes, kinds = append(probes, p), append(kinds, kind)
 		}
 	}
-	b := r.Policy.Budget
-	if r.Lineage != "" {
-		add(markExact, store.Probe{String: exactString(&r.header, b), First: true})
+	n := r.names()
+	if n.exact != "" {
+		add(markExact, store.Probe{String: n.exact, First: true})
 	}
-	if r.State == None {
+	if first {
 		// A loop that comes again under new IDs is answered with the hold that it
 		// has already; one's own release is not stopped by a later twin.
-		add(markNeverSent, store.Probe{String: neverSentString(&r.header, b), First: true})
+		add(markNeverSent, store.Probe{String: n.neverSent, First: true})
 	}
-	paths := func(own, under string, p intent.Path) {
-		add(own, store.Probe{String: markString(own, b, string(p))})
-		for _, a := range p.Ancestors() {
-			add(own, store.Probe{String: markString(own, b, string(a))})
+	paths := func(kind string, paths []pathNames) {
+		for _, p := range paths {
+			add(kind, store.Probe{String: p.own})
+			for _, a := range p.ancestors {
+				add(kind, store.Probe{String: a.own})
+			}
+			add(kind, store.Probe{String: p.under})
 		}
-		add(own, store.Probe{String: markString(under, b, string(p))})
 	}
-	for _, p := range r.Scope {
-		paths(markScope, markUnderScope, p)
+	paths(markScope, n.scope)
+	if !r.Policy.IgnoreLineage {
+		paths(markLineage, n.lineage)
 	}
-	if r.Lineage != "" && !r.Policy.IgnoreLineage {
-		paths(markLineage, markUnderLineage, r.Lineage)
-	}
-	for _, m := range identityMarks(&r.header, b) {
-		if m.Tag != "" { // else there is nothing to except, and all would be hit
-			add(markPayment, store.Probe{String: m.String, Except: m.Tag})
+	for i, tag := range r.identityTags() {
+		if tag != "" { // else there is nothing to except, and all would be hit
+			add(markPayment, store.Probe{String: n.identity[i], Except: tag})
 		}
 	}
 	return probes, kinds

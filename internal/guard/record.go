@@ -7,6 +7,7 @@ package guard
 import (
 	"crypto/sha256"
 	"encoding/base32"
+	"encoding/base64"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
@@ -26,12 +27,14 @@ const (
 	maxDetail = 512
 )
 
+// header is what hits and lists show. Each record has one in the store's memory, so what
+// the key says is not said again (see pack).
 type header struct {
-	Namespace         string        `json:"namespace"`
-	Tool              string        `json:"tool"`
-	Caller            string        `json:"caller"`
+	Namespace         string        `json:"namespace,omitempty"`
+	Tool              string        `json:"tool,omitempty"`
+	Caller            string        `json:"caller,omitempty"`
 	CallerUID         string        `json:"callerUID"`
-	IntentID          string        `json:"intentID"`
+	IntentID          string        `json:"intentID,omitempty"`
 	State             State         `json:"state"`
 	Scope             intent.Scope  `json:"scope"`
 	Lineage           intent.Path   `json:"lineage,omitempty"`
@@ -174,6 +177,7 @@ type record struct {
 	body
 	key     string
 	version uint64
+	named   *markNames // of its marks and probes; nil: not made yet
 }
 
 func (k Key) String() string { return lengthPrefixed(k.Namespace, k.Tool, k.Caller, k.IntentID) }
@@ -190,6 +194,62 @@ func lengthPrefixed(parts ...string) string {
 		b = append(b, p...)
 	}
 	return string(b)
+}
+
+// splitPrefixed is the reverse of lengthPrefixed for so many parts.
+func splitPrefixed(s string, parts []string) bool {
+	for i := range parts {
+		digits, rest, ok := strings.Cut(s, ":")
+		n, err := strconv.Atoi(digits)
+		if !ok || err != nil || n < 0 || n > len(rest) {
+			return false
+		}
+		parts[i], s = rest[:n], rest[n:]
+	}
+	return s == ""
+}
+
+// pack writes a header without what the key says, and hashes by their bytes.
+func (h header) pack() ([]byte, error) {
+	h.Namespace, h.Tool, h.Caller, h.IntentID = "", "", "", ""
+	for _, s := range h.hashes() {
+		*s = packHash(*s)
+	}
+	return json.Marshal(&h)
+}
+
+func (h *header) hashes() [4]*string {
+	return [4]*string{&h.Fingerprint, &h.IdentityHash, &h.AmountHash, &h.RecipientHash}
+}
+
+const (
+	hashPrefix = "sha256:"
+	packedHash = "="
+)
+
+// packHash shortens what can be written shorter, so that unpackHash gives it back.
+func packHash(s string) string {
+	if digits, ok := strings.CutPrefix(s, hashPrefix); ok && len(digits) == 2*sha256.Size && strings.ToLower(digits) == digits {
+		if b, err := hex.DecodeString(digits); err == nil {
+			return packedHash + base64.RawURLEncoding.EncodeToString(b)
+		}
+	}
+	if strings.HasPrefix(s, packedHash) {
+		return packedHash + s
+	}
+	return s
+}
+
+func unpackHash(s string) (string, error) {
+	rest, ok := strings.CutPrefix(s, packedHash)
+	if !ok || strings.HasPrefix(rest, packedHash) {
+		return rest, nil
+	}
+	b, err := base64.RawURLEncoding.DecodeString(rest)
+	if err != nil || len(b) != sha256.Size {
+		return "", fmt.Errorf("%q is not a hash", s)
+	}
+	return hashPrefix + hex.EncodeToString(b), nil
 }
 
 // HoldName is the name of the PaymentHold that shows hold number k of this record.
@@ -215,6 +275,19 @@ func decodeHeader(r *store.Record) (header, error) {
 	var h header
 	if err := json.Unmarshal(r.Header, &h); err != nil {
 		return h, fmt.Errorf("%w: header of %q: %w", ErrCorrupt, r.Key, err)
+	}
+	for _, s := range h.hashes() {
+		var err error
+		if *s, err = unpackHash(*s); err != nil {
+			return h, fmt.Errorf("%w: header of %q: %w", ErrCorrupt, r.Key, err)
+		}
+	}
+	if h.Namespace == "" {
+		var parts [4]string
+		if !splitPrefixed(r.Key, parts[:]) {
+			return h, fmt.Errorf("%w: key %q", ErrCorrupt, r.Key)
+		}
+		h.Namespace, h.Tool, h.Caller, h.IntentID = parts[0], parts[1], parts[2], parts[3]
 	}
 	return h, nil
 }

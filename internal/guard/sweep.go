@@ -56,7 +56,11 @@ func (e *Engine) step(r *record, now time.Time) *pending {
 	case Held:
 		h := r.Current
 		_, watch := r.waitOver()
-		if !h.Waiting || !over(h.WaitingUntil, max(watch, h.WaitingUntil.Sub(h.At)), now) || !e.hasWatched(r, watch) {
+		length := watch
+		if watch == 0 { // all has become known meanwhile, and there is nothing to watch
+			length = h.WaitingUntil.Sub(h.At)
+		}
+		if !h.Waiting || !over(h.WaitingUntil, length, now) || !e.hasWatched(r, watch) {
 			return nil
 		}
 		p.on, p.to, p.keepMarks = onWaitOver, r.clone(), true
