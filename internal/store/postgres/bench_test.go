@@ -1,7 +1,7 @@
 package postgres_test
 
 // What a guarded call costs the store: a Reserve and an Update, each durable. Beside
-// it the floor: pgbench, which does two durable writes of a single row.
+// it the floor: pgbench, which does the same two durable writes and nothing else.
 //
 //	go test ./internal/store/postgres -run '^$' -bench . -benchtime 5s
 
@@ -13,8 +13,10 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -24,29 +26,83 @@ import (
 
 var benchConnections = []int{1, 16, 64}
 
-// pair is a call that passes: a scope of four segments and a lineage of two.
-func pair(b *testing.B, s store.Store, n int64) {
-	scope, lineage := fmt.Sprintf("customer/c%d/order/%d", n%1000, n), fmt.Sprintf("session/%d", n)
-	r := reserve(fmt.Sprint("namespace/tool/caller/", n), scope, lineage)
+// callOf is call number n as the guard makes it: a scope of four segments and a lineage
+// of two, each with its ancestors, an exact match, and three strings with tags, of
+// which one is that of all calls.
+func callOf(n int64) store.Reserve {
+	account := n % 1000
+	order, call := fmt.Sprintf("account/%d/order/%d", account, n), fmt.Sprintf("session-%d/%d", n/4, n%4)
+	r := reserve(fmt.Sprint("namespace/tool/system:serviceaccount:namespace:caller/", n), order, call)
+	r.Nonce = fmt.Sprintf("%032d", n)
 	r.Record.Due = time.Now().Add(time.Minute)
-	r.Record.Header = make([]byte, 600)
-	result, err := s.Reserve(context.Background(), r)
-	if err != nil || result.Outcome != store.Written {
-		b.Errorf("Reserve: %+v, %v", result, err)
-		return
+	r.Record.Header, r.Record.Body = make([]byte, 800), make([]byte, 500)
+	r.Marks = append(r.Marks, store.Mark{String: "exact " + order})
+	r.Probes = append(r.Probes, store.Probe{String: "exact " + order, First: true}, store.Probe{String: "never sent " + order, First: true})
+	for i, s := range []string{fmt.Sprint("payment ", account, " 49.99"), fmt.Sprint("payment ", account), "payment"} {
+		tag := fmt.Sprint("tag ", i)
+		r.Marks = append(r.Marks, store.Mark{String: s, Tag: tag})
+		r.Probes = append(r.Probes, store.Probe{String: s, Except: tag})
 	}
+	return r
+}
+
+// settlementOf is the settlement of a call that was reserved with this version.
+func settlementOf(r store.Reserve, version uint64) store.Write {
 	w := r.Write
-	w.Expected, w.Nonce = result.Version, "second"
+	w.Expected, w.Nonce = version, "settlement of "+r.Nonce
 	settled := *r.Record
 	w.Record = &settled
-	w.Record.Unsettled, w.Record.Due, w.Record.Body = false, time.Now().Add(48*time.Hour), make([]byte, 300)
+	w.Record.Unsettled, w.Record.Due, w.Record.Body = false, time.Now().Add(48*time.Hour), make([]byte, 800)
 	w.Marks = nil
+	until := time.Now().Add(72 * time.Hour)
 	for _, m := range r.Marks {
-		w.Marks = append(w.Marks, store.Mark{String: m.String, Until: time.Now().Add(72 * time.Hour)})
+		w.Marks = append(w.Marks, store.Mark{String: m.String, Tag: m.Tag, Until: until})
 	}
-	if result, err := s.Update(context.Background(), w); err != nil || result.Outcome != store.Written {
-		b.Errorf("Update: %+v, %v", result, err)
+	return w
+}
+
+// pair is a call that passes.
+func pair(t testing.TB, s store.Store, n int64) {
+	r := callOf(n)
+	result, err := s.Reserve(context.Background(), r)
+	if err != nil || result.Outcome != store.Written {
+		t.Errorf("Reserve: %+v, %v", result, err)
+		return
 	}
+	if result, err := s.Update(context.Background(), settlementOf(r, result.Version)); err != nil || result.Outcome != store.Written {
+		t.Errorf("Update: %+v, %v", result, err)
+	}
+}
+
+// cpu is what the server's processes have used, and what this one has.
+func (s *server) cpu(t testing.TB) (server, own time.Duration) {
+	t.Helper()
+	ticks := func(pid int, fields ...int) int {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			return 0
+		}
+		sum := 0
+		rest := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+		for _, f := range fields {
+			n, err := strconv.Atoi(rest[f])
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum += n
+		}
+		return sum
+	}
+	// utime, stime, and those of children that have ended.
+	sum := ticks(s.cmd.Process.Pid, 11, 12, 13, 14)
+	for _, pid := range s.children() {
+		sum += ticks(pid, 11, 12)
+	}
+	var usage syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(sum) * (time.Second / 100), time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
 func BenchmarkPair(b *testing.B) {
@@ -61,6 +117,7 @@ func BenchmarkPair(b *testing.B) {
 			var left atomic.Int64
 			left.Store(int64(b.N))
 			var group sync.WaitGroup
+			server0, own0 := server.cpu(b)
 			b.ResetTimer()
 			for range connections {
 				group.Go(func() {
@@ -77,6 +134,9 @@ func BenchmarkPair(b *testing.B) {
 			}
 			group.Wait()
 			b.StopTimer()
+			server1, own1 := server.cpu(b)
+			b.ReportMetric(float64((server1-server0).Microseconds())/float64(b.N), "server-cpu-µs")
+			b.ReportMetric(float64((own1-own0).Microseconds())/float64(b.N), "client-cpu-µs")
 			report(b, float64(b.N)/b.Elapsed().Seconds(), took)
 		})
 	}
@@ -91,28 +151,39 @@ func report(b *testing.B, perSecond float64, took []time.Duration) {
 	}
 }
 
-const floorScript = `\set id random(1, 1000000000)
-INSERT INTO floor (id, body) VALUES (:id, repeat('x', 600)) ON CONFLICT (id) DO NOTHING;
-UPDATE floor SET body = repeat('y', 900) WHERE id = :id;
-`
-
 var tps = regexp.MustCompile(`tps = ([0-9.]+)`)
 
 func BenchmarkFloor(b *testing.B) {
 	server := newServer(b, "fsync=on", "shared_buffers=256MB", "max_wal_size=4GB")
-	server.exec(b, "postgres", "CREATE TABLE floor (id bigint PRIMARY KEY, body text)")
+	initialise(b, open(b, postgres.Options{DSN: server.dsn("postgres")}))
+	text, err := os.ReadFile("testdata/floor.sql")
+	if err != nil {
+		b.Fatal(err)
+	}
 	script := filepath.Join(server.dir, "floor.sql")
-	if err := os.WriteFile(script, []byte(floorScript), 0o644); err != nil {
+	if err := os.WriteFile(script, text, 0o644); err != nil {
 		b.Fatal(err)
 	}
 	for _, connections := range benchConnections {
 		b.Run(fmt.Sprintf("clients=%d", connections), func(b *testing.B) {
 			each := max(1, b.N/connections)
-			out, err := server.program(b, "pgbench", "-n", "-M", "prepared", "-f", script, "-c", strconv.Itoa(connections), "-j", "2",
-				"-t", strconv.Itoa(each), "-d", server.dsn("postgres")).CombinedOutput()
+			cmd := server.program(b, "pgbench", "-n", "-M", "prepared", "-f", script, "-c", strconv.Itoa(connections), "-j", "2",
+				"-t", strconv.Itoa(each), server.dsn("postgres"))
+			cmd.Env = append(cmd.Env, "PGOPTIONS=-c search_path=holdfast -c synchronous_commit=on")
+			server0, _ := server.cpu(b)
+			out, err := cmd.CombinedOutput()
 			if err != nil {
 				b.Fatalf("%v\n%s", err, out)
 			}
+			// What a session has used is the server's once it has ended.
+			watch := server.admin(b, "postgres")
+			eventually(b, "sessions end", func() error {
+				if n := ask[int](b, watch, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgbench'"); n > 0 {
+					return fmt.Errorf("%d are there", n)
+				}
+				return nil
+			})
+			server1, _ := server.cpu(b)
 			found := tps.FindSubmatch(out)
 			if found == nil {
 				b.Fatalf("%s", out)
@@ -121,6 +192,8 @@ func BenchmarkFloor(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
+			b.ReportMetric(float64((server1-server0).Microseconds())/float64(each*connections), "server-cpu-µs")
+			b.ReportMetric(float64((cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime()).Microseconds())/float64(each*connections), "client-cpu-µs")
 			report(b, perSecond, nil)
 		})
 	}

@@ -13,6 +13,11 @@ import (
 // maxFindings bounds what Check reports of each kind.
 const maxFindings = 20
 
+// marksOfRecords are the index entries as the records have them.
+const marksOfRecords = `SELECT s.string, coalesce(s.tag, '00000000-0000-0000-0000-000000000000') AS tag, r.digest AS record,
+	CASE WHEN r.indexed THEN coalesce(nullif(coalesce(s.until, r.until), 0), 9223372036854775807) ELSE 9223372036854775807 END AS until
+	FROM record r, unnest(r.strings, r.tags, r.untils) AS s (string, tag, until)`
+
 // rules are what must hold. Each query returns what breaks one, as text.
 var rules = []string{
 	`SELECT format('%s rows of meta', count(*)) FROM meta HAVING count(*) <> 1`,
@@ -21,18 +26,20 @@ var rules = []string{
 	`SELECT format('version %s belongs to %s records', version, count(*)) FROM record GROUP BY version HAVING count(*) > 1`,
 	`SELECT format('record %s has version %s, the sequence is at %s', digest, version, last_value) FROM record, version
 	 WHERE record.version < 1 OR record.version > last_value`,
-	`SELECT format('record %s has %s strings, %s tags, %s ends, era %s, stamp %s', digest, cardinality(strings), cardinality(tags), cardinality(untils), era, stamp)
+	`SELECT format('record %s has %s strings, %s tags, %s ends, end %s, era %s, stamp %s', digest, cardinality(strings), cardinality(tags), cardinality(untils), until, era, stamp)
 	 FROM record
 	 WHERE cardinality(strings) = 0 OR cardinality(tags) <> cardinality(strings) OR cardinality(untils) <> cardinality(strings)
-	    OR (strings IS NULL AND (tags IS NOT NULL OR untils IS NOT NULL))
+	    OR (strings IS NULL AND (tags IS NOT NULL OR untils IS NOT NULL OR until <> 0 OR indexed))
+	    OR (untils IS NOT NULL AND until <> 0)
 	    OR (strings IS NOT NULL AND (era IS NULL OR stamp IS NULL))`,
 	`SELECT format('record %s is stamped in era %s by transaction %s, which is still to come', digest, record.era, stamp)
 	 FROM record, meta WHERE record.era > meta.era OR (record.era = meta.era AND stamp >= pg_snapshot_xmax(pg_current_snapshot()))`,
-	`SELECT format('mark %s of record %s is not in the index', s.string, digest)
-	 FROM record, unnest(strings) WITH ORDINALITY AS s (string, n)
-	 WHERE NOT EXISTS (SELECT FROM mark m WHERE m.string = s.string AND m.record = digest AND m.n = s.n)`,
-	`SELECT format('index entry %s, %s, %s is of no record', m.string, m.record, m.n)
-	 FROM mark m LEFT JOIN record r ON r.digest = m.record WHERE r.strings[m.n] IS DISTINCT FROM m.string`,
+	`SELECT format('mark %s, %s of record %s is not in the index', e.string, e.tag, e.record)
+	 FROM (` + marksOfRecords + `) AS e
+	 WHERE NOT EXISTS (SELECT FROM mark m WHERE m.string = e.string AND m.tag = e.tag AND m.until = e.until AND m.record = e.record)`,
+	`SELECT format('index entry %s, %s, %s, %s is of no record', m.string, m.tag, m.until, m.record)
+	 FROM mark m WHERE NOT EXISTS (
+		SELECT FROM (` + marksOfRecords + `) AS e WHERE m.string = e.string AND m.tag = e.tag AND m.until = e.until AND m.record = e.record)`,
 	`SELECT format('record %s has %s meters and %s amounts, or one of 0', digest, cardinality(meters), cardinality(amounts)) FROM record
 	 WHERE cardinality(meters) = 0 OR cardinality(meters) IS DISTINCT FROM cardinality(amounts)
 	    OR EXISTS (SELECT FROM unnest(amounts) a WHERE a <= 0 OR a IS NULL)

@@ -137,6 +137,13 @@ func TestWhoWaits(t *testing.T) {
 	initialise(t, s)
 	c := server.admin(t, "postgres")
 
+	// Nobody knows yet that calls under one customer are many: that is learned.
+	for _, ancestor := range []string{"customer", "customer/c1", "customer/c1/order", "lineage", "lineage/1"} {
+		lane(t, server, schema, "is "+ancestor, laneProbe)
+		lane(t, server, schema, "under "+ancestor, laneMark)
+	}
+	s = open(t, postgres.Options{DSN: server.dsn("postgres"), Schema: schema, Timeout: patience})
+
 	done, letGo := stuck(t, s, server, schema, "first", "customer/c1/order/9", "lineage/1/call-1")
 	for i, paths := range [][]string{
 		{"customer/c1/order/8"},
@@ -199,79 +206,295 @@ func TestWhoWaits(t *testing.T) {
 	noLocksLeft(t, server)
 }
 
-// Two that only mark a string pass each other, and two that only probe it.
-func TestMarkersAndProbers(t *testing.T) {
-	for _, c := range []struct {
-		name          string
-		first, second store.Reserve
-		waits         bool
-	}{
-		{"mark and mark", marker("a"), marker("b"), false},
-		{"probe and probe", prober("a"), prober("b"), false},
-		{"mark, then probe", marker("a"), prober("b"), true},
-		{"probe, then mark", prober("a"), marker("b"), true},
-		{"both, then mark", both("a"), marker("b"), true},
-		{"both, then probe", both("a"), prober("b"), true},
-		{"mark, then both", marker("a"), both("b"), true},
-		{"probe, then both", prober("a"), both("b"), true},
-		{"both, then both", both("a"), both("b"), true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
+// Kinds of lanes, and that of a tag.
+const (
+	laneMark  = "00000000-0000-0000-0000-000000000001"
+	laneProbe = "00000000-0000-0000-0000-000000000002"
+)
+
+func digestInSQL(text string) string {
+	return fmt.Sprintf("encode(substr(sha256('%s'), 1, 16), 'hex')::uuid", text)
+}
+
+// lane makes one, or gives it to another kind, as a transaction of the store would.
+func lane(t testing.TB, server *server, schema, text, kind string) {
+	t.Helper()
+	server.exec(t, "postgres", fmt.Sprintf(`WITH changed AS (UPDATE %[1]s.lane SET kind = %[3]s WHERE string = %[2]s RETURNING 1)
+			UPDATE %[1]s.meta SET lanes = lanes + 1 WHERE EXISTS (SELECT FROM changed)`, schema, digestInSQL(text), laneKind(kind)),
+		fmt.Sprintf("INSERT INTO %s.lane VALUES (%s, %s, 0) ON CONFLICT DO NOTHING", schema, digestInSQL(text), laneKind(kind)))
+}
+
+func laneKind(kind string) string {
+	if tag, ok := strings.CutPrefix(kind, "tag "); ok {
+		return digestInSQL(tag)
+	}
+	return "'" + kind + "'"
+}
+
+// Of a string, those pass each other that are of the kind that has the lane, and no others.
+func TestLanes(t *testing.T) {
+	kinds := map[string]func(key string) store.Reserve{
+		"mark": func(key string) store.Reserve {
+			r := reserve(key)
+			r.Marks = []store.Mark{{String: "s"}}
+			return r
+		},
+		"probe": func(key string) store.Reserve {
+			r := reserve(key)
+			r.Probes = []store.Probe{{String: "s"}}
+			return r
+		},
+		"both": func(key string) store.Reserve {
+			r := reserve(key)
+			r.Marks, r.Probes = []store.Mark{{String: "s"}}, []store.Probe{{String: "s"}}
+			return r
+		},
+		"except another": func(key string) store.Reserve { return tagged(key, "t", "u") },
+		"two tags": func(key string) store.Reserve {
+			r := tagged(key, "t", "t")
+			r.Marks = append(r.Marks, store.Mark{String: "s", Tag: "u"})
+			return r
+		},
+		"tag t": func(key string) store.Reserve { return tagged(key, "t", "t") },
+		"tag u": func(key string) store.Reserve { return tagged(key, "u", "u") },
+	}
+	hits := func(of, marks store.Reserve) bool {
+		for _, p := range of.Probes {
+			for _, m := range marks.Marks {
+				if p.Except == "" || p.Except != m.Tag {
+					return true
+				}
+			}
+		}
+		return false
+	}
+	server := sharedServer(t)
+	for _, has := range []string{"", "mark", "probe", "tag t", "tag u"} {
+		for one := range kinds {
+			for other := range kinds {
+				t.Run(fmt.Sprintf("lane %q, %s, then %s", has, one, other), func(t *testing.T) {
+					schema := newSchema()
+					options := postgres.Options{DSN: server.dsn("postgres"), Schema: schema, Timeout: patience}
+					s := open(t, options)
+					initialise(t, s)
+					switch has {
+					case "":
+					case "mark":
+						lane(t, server, schema, "s", laneMark)
+					case "probe":
+						lane(t, server, schema, "s", laneProbe)
+					default:
+						lane(t, server, schema, "s", "tag "+has[4:])
+					}
+					s = open(t, options)
+					first, second := kinds[one]("a"), kinds[other]("b")
+					meter := []store.MeterEntry{{Meter: "m", Amount: "1"}}
+					seed := reserve("seed")
+					seed.Meters = meter
+					await(t, inBackground(s, seed), store.Written)
+					admin, watch := server.admin(t, "postgres"), server.admin(t, "postgres")
+					tx, err := admin.Begin(context.Background())
+					if err != nil {
+						t.Fatal(err)
+					}
+					if _, err := tx.Exec(context.Background(), fmt.Sprintf("SELECT FROM %s.meter FOR UPDATE", schema)); err != nil {
+						t.Fatal(err)
+					}
+					first.Meters = meter
+					done := inBackground(s, first)
+					waiting(t, watch, "transactionid", 1)
+					next := inBackground(s, second)
+					pass := one == other && one == has
+					if pass {
+						await(t, next, store.Written)
+					} else {
+						waiting(t, watch, "advisory", 1)
+					}
+					if err := tx.Rollback(context.Background()); err != nil {
+						t.Fatal(err)
+					}
+					await(t, done, store.Written)
+					if !pass {
+						want := store.Written
+						if hits(second, first) {
+							want = store.Blocked
+						}
+						await(t, next, want)
+					}
+				})
+			}
+		}
+	}
+}
+
+// tagged marks a string with a tag and probes it except one.
+func tagged(key, tag, except string) store.Reserve {
+	r := reserve(key)
+	r.Marks, r.Probes = []store.Mark{{String: "s", Tag: tag}}, []store.Probe{{String: "s", Except: except}}
+	return r
+}
+
+// A process that knows of a lane which was given to another kind since waits.
+func TestLaneTakenAway(t *testing.T) {
+	for _, change := range []string{"given to u", "gone, and made anew for u"} {
+		t.Run(change, func(t *testing.T) {
 			server, schema := sharedServer(t), newSchema()
-			s := open(t, postgres.Options{DSN: server.dsn("postgres"), Schema: schema, Timeout: patience})
-			initialise(t, s)
-			admin := server.admin(t, "postgres")
+			options := postgres.Options{DSN: server.dsn("postgres"), Schema: schema, Timeout: patience}
+			initialise(t, open(t, options))
+			lane(t, server, schema, "s", "tag t")
+			old := open(t, options)
+			await(t, inBackground(old, tagged("before", "t", "t")), store.Written)
+			if change != "given to u" {
+				server.exec(t, "postgres", fmt.Sprintf("UPDATE %s.meta SET lanes = lanes + 1", schema), fmt.Sprintf("DELETE FROM %s.lane", schema))
+			}
+			lane(t, server, schema, "s", "tag u")
+			gone := store.Write{Epoch: identity.Epoch, Key: "before", Nonce: "gone", Record: &store.Record{}}
+			record, _, err := old.Get(context.Background(), "before")
+			if err != nil {
+				t.Fatal(err)
+			}
+			gone.Expected = record.Version
+			if result, err := old.Update(context.Background(), gone); err != nil || result.Outcome != store.Written {
+				t.Fatalf("%+v, %v", result, err)
+			}
+
+			now := open(t, options)
+			seed := reserve("seed")
+			seed.Meters = []store.MeterEntry{{Meter: "m", Amount: "1"}}
+			await(t, inBackground(now, seed), store.Written)
+			admin, watch := server.admin(t, "postgres"), server.admin(t, "postgres")
 			tx, err := admin.Begin(context.Background())
 			if err != nil {
 				t.Fatal(err)
 			}
-			seed := reserve("seed")
-			seed.Meters = []store.MeterEntry{{Meter: "m", Amount: "1"}}
-			await(t, inBackground(s, seed), store.Written)
 			if _, err := tx.Exec(context.Background(), fmt.Sprintf("SELECT FROM %s.meter FOR UPDATE", schema)); err != nil {
 				t.Fatal(err)
 			}
-			c.first.Meters = []store.MeterEntry{{Meter: "m", Amount: "1"}}
-			first := inBackground(s, c.first)
-			watch := server.admin(t, "postgres")
+			first := tagged("first", "u", "u")
+			first.Meters = seed.Meters
+			done := inBackground(now, first)
 			waiting(t, watch, "transactionid", 1)
-			second := inBackground(s, c.second)
-			if c.waits {
-				waiting(t, watch, "advisory", 1)
-			} else {
-				await(t, second, store.Written)
-			}
+			await(t, inBackground(now, tagged("second", "u", "u")), store.Written)
+			third := inBackground(old, tagged("third", "t", "t"))
+			waiting(t, watch, "advisory", 1)
 			if err := tx.Rollback(context.Background()); err != nil {
 				t.Fatal(err)
 			}
-			await(t, first, store.Written)
-			if c.waits {
-				want := store.Written
-				if len(c.first.Marks) > 0 && len(c.second.Probes) > 0 {
-					want = store.Blocked
-				}
-				await(t, second, want)
-			}
+			await(t, done, store.Written)
+			await(t, third, store.Blocked)
 		})
 	}
 }
 
-func marker(key string) store.Reserve {
-	r := reserve(key)
-	r.Marks = []store.Mark{{String: "s"}}
-	return r
-}
+// Two processes on few strings in every way that there is, while lanes are made, given to
+// other kinds and taken away: there is an order of the writes, that of their versions,
+// in which no Reserve was written that a probe of its own should have stopped.
+func TestLanesRace(t *testing.T) {
+	const workers, each = 32, 150
+	server, schema := newServer(t, "fsync=off"), newSchema()
+	options := postgres.Options{DSN: server.dsn("postgres"), Schema: schema, MaxConns: workers, Timeout: patience}
+	stores := []*postgres.Store{open(t, options), open(t, options)}
+	initialise(t, stores[0])
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
 
-func prober(key string) store.Reserve {
-	r := reserve(key)
-	r.Probes = []store.Probe{{String: "s"}}
-	return r
-}
-
-func both(key string) store.Reserve {
-	r := marker(key)
-	r.Probes = []store.Probe{{String: "s"}}
-	return r
+	type life struct {
+		store.Reserve
+		from, to uint64
+	}
+	var mu sync.Mutex
+	var lives []life
+	outcomes := map[store.Outcome]int{}
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	var group, meddler sync.WaitGroup
+	admin := server.admin(t, "postgres")
+	meddler.Go(func() {
+		random := rand.New(rand.NewPCG(seed, 1<<32))
+		for ctx.Err() == nil {
+			// As the day's cleaning does, and as a process with many calls of one kind.
+			_, err := admin.Exec(context.Background(), fmt.Sprintf("BEGIN; UPDATE %[1]s.meta SET lanes = lanes + 1; DELETE FROM %[1]s.lane WHERE random() < 0.3; COMMIT", schema))
+			if err != nil {
+				t.Error(err)
+			}
+			for _, s := range stores {
+				postgres.WantLanes(s, random.IntN(3) == 0)
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(5 * time.Millisecond):
+			}
+		}
+	})
+	for worker := range workers {
+		group.Go(func() {
+			random := rand.New(rand.NewPCG(seed, uint64(worker)))
+			s := stores[worker%2]
+			for i := range each {
+				r := reserve(fmt.Sprintf("%d/%d", worker, i))
+				tag := []string{"t", "t", "t", "t", "t", "t", "u", ""}[random.IntN(8)]
+				for _, n := range random.Perm(3)[:1+random.IntN(2)] {
+					text := fmt.Sprint("s", n)
+					switch random.IntN(12) {
+					case 0:
+						r.Marks = append(r.Marks, store.Mark{String: text, Tag: tag})
+					case 1:
+						r.Probes = append(r.Probes, store.Probe{String: text, Except: tag})
+					default:
+						r.Marks = append(r.Marks, store.Mark{String: text, Tag: tag})
+						r.Probes = append(r.Probes, store.Probe{String: text, Except: tag})
+					}
+				}
+				result, err := s.Reserve(context.Background(), r)
+				if err != nil {
+					t.Errorf("Reserve: %v", err)
+					return
+				}
+				mu.Lock()
+				outcomes[result.Outcome]++
+				mu.Unlock()
+				if result.Outcome != store.Written {
+					continue
+				}
+				w := store.Write{Epoch: identity.Epoch, Key: r.Key, Nonce: "second", Expected: result.Version, Record: &store.Record{}}
+				gone, err := s.Update(context.Background(), w)
+				if err != nil || gone.Outcome != store.Written {
+					t.Errorf("Update: %+v, %v", gone, err)
+					return
+				}
+				mu.Lock()
+				lives = append(lives, life{r, result.Version, gone.Version})
+				mu.Unlock()
+			}
+		})
+	}
+	group.Wait()
+	stop()
+	meddler.Wait()
+	side := 0
+	for _, a := range lives {
+		for _, b := range lives {
+			if a.from >= b.from || b.from >= a.to {
+				continue
+			}
+			side++
+			for _, p := range b.Probes {
+				for _, m := range a.Marks {
+					if p.String == m.String && (p.Except == "" || p.Except != m.Tag) {
+						t.Errorf("%q, written with version %d, probes %+v; %q marked it with tag %q at version %d, until %d", b.Key, b.from, p, a.Key, m.Tag, a.from, a.to)
+					}
+				}
+			}
+		}
+	}
+	made := ask[int](t, admin, fmt.Sprintf("SELECT lanes FROM %s.meta", schema))
+	t.Logf("outcomes %v, %d pairs side by side, lanes were taken away %d times", outcomes, side, made)
+	if outcomes[store.Written] < workers*each/10 || outcomes[store.Blocked] < workers*each/100 || side < 100 || made < 3 {
+		t.Error("too little came up")
+	}
+	if err := stores[0].Check(context.Background()); err != nil {
+		t.Error(err)
+	}
 }
 
 // Ten thousand operations on few strings in any order: no deadlock, no error, no two

@@ -54,6 +54,9 @@ func (s *Store) prepare(ctx context.Context) error {
 	if have != format {
 		return fmt.Errorf("schema %s has format %d, this program reads %d: run the program that made it", s.opts.Schema, have, format)
 	}
+	if err := s.loadLanes(ctx); err != nil {
+		return err
+	}
 	s.prepared.Store(true)
 	return nil
 }
@@ -99,7 +102,7 @@ func (s *Store) migrate(ctx context.Context) (err error) {
 	// Its end lets go of the lock.
 	defer func() { err = errors.Join(err, lock.Close()) }()
 	// Of the kind of records' locks; no record's is taken together with it.
-	number := s.lockNumber(digestOf("the schema's migrations"))
+	number := s.number(digestOf("the schema's migrations"))
 	if _, err := lock.ExecContext(ctx, "SELECT pg_advisory_lock($1)", number); err != nil {
 		return fmt.Errorf("wait for another process's migration: %w", err)
 	}

@@ -88,6 +88,8 @@ type Store struct {
 	// preparing lets one goroutine at a time look.
 	prepared  atomic.Bool
 	preparing chan struct{}
+
+	lanes lanes
 }
 
 var _ store.Store = (*Store)(nil)
@@ -123,6 +125,7 @@ func Open(opts Options) (*Store, error) {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
 	s := &Store{opts: opts, seed: seed(opts.Schema), preparing: make(chan struct{}, 1)}
+	s.lanes = lanes{known: map[digest]kind{}, busy: map[use]int{}, met: map[use]int{}, often: often}
 	config.RuntimeParams = s.settings()
 	config.OnNotice = noteUnreplicated
 	config.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler { return hangUp{c.Conn()} }
@@ -239,7 +242,7 @@ func (s *Store) afterConnect(ctx context.Context, c *pgx.Conn) error {
 	err := c.QueryRow(ctx, `SELECT current_setting('server_version_num')::int,
 		extract(epoch FROM current_setting('statement_timeout')::interval)::numeric * 1000,
 		current_setting('default_transaction_isolation'), current_setting('synchronous_commit'),
-		(SELECT set_config('holdfast.system', system_identifier::text, false) FROM pg_control_system()),
+		(SELECT set_config('holdfast.incarnation', system_identifier || '/' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), false) FROM pg_control_system()),
 		(SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid())`,
 	).Scan(&version, &timeout, &isolation, &commit, &system, &own.started)
 	if err != nil {

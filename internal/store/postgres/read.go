@@ -55,7 +55,8 @@ func (s *Store) Standing(ctx context.Context) (store.Standing, error) {
 	return call(ctx, s, "read the standing", writeID{}, func(ctx context.Context, c *pgx.Conn) (store.Standing, error) {
 		var epoch, domain []byte
 		var sequence, now int64
-		if err := c.QueryRow(ctx, "SELECT * FROM standing()").Scan(&epoch, &domain, &sequence, &now); err != nil {
+		var lacks *string
+		if err := c.QueryRow(ctx, "SELECT * FROM standing($1, $2, $3, $4, $5, $6)", digest{}, int64(0), int64(0), int64(0), []digest{}, []int64{}).Scan(&epoch, &domain, &sequence, &now, &lacks); err != nil {
 			return store.Standing{}, err
 		}
 		return store.Standing{
@@ -75,10 +76,10 @@ func (s *Store) Get(ctx context.Context, key string) (*store.Record, time.Time, 
 		now    time.Time
 	}
 	f, err := call(ctx, s, "Get", writeID{}, func(ctx context.Context, c *pgx.Conn) (found, error) {
-		var now int64
+		var now, sequence int64
 		var r recordRow
 		err := c.QueryRow(ctx, "SELECT * FROM get($1, $2)", digestOf(key), []byte(key)).Scan(
-			&now, &r.version, &r.nonce, &r.at, &r.due, &r.held, &r.unsettled, &r.header, &r.body)
+			&now, &sequence, &r.version, &r.nonce, &r.at, &r.due, &r.held, &r.unsettled, &r.header, &r.body)
 		if err != nil {
 			return found{}, err
 		}
@@ -127,11 +128,11 @@ func page(ctx context.Context, c *pgx.Conn, l store.List, query string, args []a
 	var page store.Page
 	var last []byte
 	for rows.Next() {
-		var now *int64
+		var now, sequence *int64
 		var d *digest
 		var key []byte
 		var r recordRow
-		if err := rows.Scan(&now, &d, &key, &r.version, &r.nonce, &r.at, &r.due, &r.held, &r.unsettled, &r.header); err != nil {
+		if err := rows.Scan(&now, &sequence, &d, &key, &r.version, &r.nonce, &r.at, &r.due, &r.held, &r.unsettled, &r.header); err != nil {
 			return store.Page{}, err
 		}
 		if now != nil {
@@ -177,8 +178,9 @@ func (s *Store) Meter(ctx context.Context, meter string) (string, error) {
 		return "", err
 	}
 	return call(ctx, s, "read a meter", writeID{}, func(ctx context.Context, c *pgx.Conn) (string, error) {
+		var sequence int64
 		var sum string
-		err := c.QueryRow(ctx, "SELECT meter_sum($1)::text", digestOf(meter)).Scan(&sum)
+		err := c.QueryRow(ctx, "SELECT o_sequence, o_sum::text FROM meter_sum($1)", digestOf(meter)).Scan(&sequence, &sum)
 		return sum, err
 	})
 }

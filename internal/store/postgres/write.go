@@ -19,8 +19,7 @@ import (
 
 // mark is one of a record's, without its string.
 type mark struct {
-	digest digest
-	tag    string
+	digest, tag digest
 	// until is 0 if it does not end.
 	until int64
 }
@@ -30,12 +29,31 @@ type mark struct {
 func marksOf(given []store.Mark) []mark {
 	marks := make([]mark, 0, len(given))
 	for _, m := range given {
-		marks = append(marks, mark{digestOf(m.String), m.Tag, millis(m.Until, true)})
+		marks = append(marks, mark{digestOf(m.String), digestOfTag(m.Tag), millis(m.Until, true)})
 	}
 	slices.SortFunc(marks, func(a, b mark) int {
-		return cmp.Or(bytes.Compare(a.digest[:], b.digest[:]), cmp.Compare(a.tag, b.tag), -cmp.Compare(uint64(a.until-1), uint64(b.until-1)))
+		return cmp.Or(bytes.Compare(a.digest[:], b.digest[:]), bytes.Compare(a.tag[:], b.tag[:]), -cmp.Compare(uint64(a.until-1), uint64(b.until-1)))
 	})
 	return slices.CompactFunc(marks, func(a, b mark) bool { return a.digest == b.digest && a.tag == b.tag })
+}
+
+// probe is one of a Reserve's; its place in what was asked is i.
+type probe struct {
+	digest, except digest
+	first          bool
+	i              int
+}
+
+// probesOf are those that except no tag, then those that do: so the functions count them.
+func probesOf(given []store.Probe) []probe {
+	probes := make([]probe, 0, len(given))
+	for i, p := range given {
+		probes = append(probes, probe{digestOf(p.String), digestOfTag(p.Except), p.First, i})
+	}
+	slices.SortStableFunc(probes, func(a, b probe) int {
+		return cmp.Compare(min(1, len(given[a.i].Except)), min(1, len(given[b.i].Except)))
+	})
+	return probes
 }
 
 // millis is a time as it is kept; 0: none.
@@ -88,145 +106,215 @@ func (s *Store) Reserve(ctx context.Context, r store.Reserve) (store.Result, err
 	if err := r.Validate(); err != nil {
 		return store.Result{}, err
 	}
-	return s.write(ctx, "Reserve", r, true)
+	over, err := passedOver(r.PassedOver)
+	if err != nil {
+		return store.Result{}, err
+	}
+	a := newArguments(r.Write)
+	a.over = over
+	a.probes = probesOf(r.Probes)
+	const tries = 4
+	for try := 1; ; try++ {
+		// Before the last try nothing is assumed of lanes, so that it is the last.
+		plan := s.begin(a.digest, a.marks, a.probes, try < tries)
+		answer, err := s.write(ctx, "Reserve", a, plan)
+		s.end(plan, err == nil && answer.outcome == outcomeWritten, answer.lanes)
+		if err != nil || answer.outcome != outcomeAgain {
+			return answer.result, err
+		}
+		if err := s.loadLanes(ctx); err != nil {
+			return store.Result{}, unavailable("Reserve: read the lanes", err)
+		}
+	}
 }
 
-// Update writes or deletes the record if the version is as expected and no meter overflows.
+// Update is compare-and-set for every other step.
 func (s *Store) Update(ctx context.Context, w store.Write) (store.Result, error) {
 	if err := w.Validate(); err != nil {
 		return store.Result{}, err
 	}
-	return s.write(ctx, "Update", store.Reserve{Write: w}, false)
+	a := newArguments(w)
+	answer, err := s.write(ctx, "Update", a, plan{locks: []int64{s.number(a.digest)}})
+	return answer.result, err
 }
 
+// Outcomes of the function write beside those of the contract.
 const (
-	outcomeLost   = "Lost"
-	outcomeBeyond = "Beyond"
+	outcomeWritten  = string(store.Written)
+	outcomeRepeated = "Repeated" // Written, but before
+	outcomeLost     = "Lost"
+	outcomeBeyond   = "Beyond"
+	outcomeAgain    = "Again"
 )
 
-const writeCall = `SELECT * FROM write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14,
-	$15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27)`
+// arguments are those of a write, of which nothing is shared with the caller: who may
+// be gone, and use its memory again, when they are sent.
+type arguments struct {
+	epoch, key, nonce string
+	digest            digest
+	expected          int64
+	remove, keep      bool
+	due               *int64
+	held, unsettled   bool
+	header, body      []byte
 
-func (s *Store) write(ctx context.Context, doing string, r store.Reserve, locksStrings bool) (store.Result, error) {
-	args, err := s.writeArguments(r, locksStrings)
-	if err != nil {
-		return store.Result{}, err
+	marks         []mark
+	strings, tags []digest // tags are nil if all are empty
+	until         int64
+	untils        []int64 // nil if all are until
+
+	meters          []digest
+	names           [][]byte
+	meterNames      []string
+	amounts, limits *string
+
+	probes []probe
+	over   over
+}
+
+func newArguments(w store.Write) *arguments {
+	a := &arguments{
+		epoch: w.Epoch, key: w.Key, nonce: w.Nonce, digest: digestOf(w.Key), expected: version(w.Expected),
+		remove: w.Record == nil, keep: w.KeepMarks, header: []byte{}, body: []byte{},
 	}
-	key, epoch, meters, probes := r.Key, r.Epoch, meterNames(r.Meters), len(r.Probes)
-	return call(ctx, s, doing, writeID{s.place, r.Key, r.Nonce}, func(ctx context.Context, c *pgx.Conn) (store.Result, error) {
-		var a writeAnswer
-		if err := c.QueryRow(ctx, writeCall, args...).Scan(a.columns()...); err != nil {
-			return store.Result{}, err
+	if r := w.Record; r != nil {
+		if ms := millis(r.Due, false); ms != 0 {
+			a.due = &ms
 		}
-		switch a.outcome {
-		case outcomeLost:
-			return store.Result{}, fmt.Errorf("%w: the store has epoch %q, the writer knows %q", store.ErrMemoryLost, a.epoch, epoch)
-		case outcomeBeyond:
-			return store.Result{}, fmt.Errorf("%w: a watermark is beyond what this store has written", store.ErrInvalid)
+		a.held, a.unsettled = r.Held, r.Unsettled
+		a.header, a.body = append(a.header, r.Header...), append(a.body, r.Body...)
+	}
+	a.setMarks(marksOf(w.Marks))
+	if len(w.Meters) > 0 {
+		amounts, limits := make([]string, 0, len(w.Meters)), make([]string, 0, len(w.Meters))
+		for _, e := range w.Meters {
+			a.meters = append(a.meters, digestOf(e.Meter))
+			a.names = append(a.names, []byte(e.Meter))
+			a.meterNames = append(a.meterNames, e.Meter)
+			amounts = append(amounts, cmp.Or(e.Amount, "0"))
+			limits = append(limits, cmp.Or(e.Limit, "NULL"))
 		}
-		return a.result(key, meters, probes)
+		a.amounts, a.limits = array(amounts), array(limits)
+	}
+	return a
+}
+
+func (a *arguments) setMarks(marks []mark) {
+	a.marks = marks
+	if len(marks) == 0 {
+		return
+	}
+	a.strings = make([]digest, len(marks))
+	a.until = marks[0].until
+	tagged, differ := false, false
+	for i, m := range marks {
+		a.strings[i] = m.digest
+		tagged, differ = tagged || m.tag != (digest{}), differ || m.until != a.until
+	}
+	if tagged {
+		a.tags = make([]digest, len(marks))
+		for i, m := range marks {
+			a.tags[i] = m.tag
+		}
+	}
+	if differ {
+		a.until, a.untils = 0, make([]int64, len(marks))
+		for i, m := range marks {
+			a.untils[i] = m.until
+		}
+	}
+}
+
+// array is one of numbers or snapshots as text: exact, and of no type that the client
+// would have to know.
+func array(elements []string) *string {
+	text := "{" + strings.Join(elements, ",") + "}"
+	return &text
+}
+
+// over are the watermarks of a Reserve; nil: none.
+type over struct {
+	eras      []int32
+	snapshots *string
+}
+
+func passedOver(watermarks []store.Watermark) (over, error) {
+	if len(watermarks) == 0 {
+		return over{}, nil
+	}
+	var o over
+	snapshots := make([]string, 0, len(watermarks))
+	for _, w := range watermarks {
+		p, err := parseWatermark(w)
+		if err != nil {
+			return over{}, err
+		}
+		o.eras = append(o.eras, p.era)
+		snapshots = append(snapshots, `"`+p.snapshot+`"`)
+	}
+	o.snapshots = array(snapshots)
+	return o, nil
+}
+
+const writeCall = `SELECT * FROM write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,
+	$22, $23, $24::text::numeric[], $25::text::numeric[], $26, $27, $28, $29, $30, $31::text::pg_snapshot[])`
+
+// answered is what became of a write.
+type answered struct {
+	outcome string
+	result  store.Result
+	// version is that of the write, a removal's too.
+	version uint64
+	lanes   int64
+}
+
+func (s *Store) write(ctx context.Context, doing string, a *arguments, p plan) (answered, error) {
+	id := writeID{place: s.place, key: a.key, nonce: a.nonce}
+	return call(ctx, s, doing, id, func(ctx context.Context, c *pgx.Conn) (answered, error) {
+		quickly := a.settleQuickly
+		if doing == "Reserve" {
+			quickly = a.reserveQuickly
+		}
+		if answer, done, err := quickly(ctx, c, p); done || err != nil {
+			return answer, err
+		}
+		var plainly, except []digest
+		var excepts []digest
+		var firsts []int32
+		for i, p := range a.probes {
+			if p.except == (digest{}) {
+				plainly = append(plainly, p.digest)
+			} else {
+				except, excepts = append(except, p.digest), append(excepts, p.except)
+			}
+			if p.first {
+				firsts = append(firsts, int32(i+1))
+			}
+		}
+		var row writeRow
+		err := c.QueryRow(ctx, writeCall,
+			p.locks, p.generation, p.makeStrings, p.makeKinds,
+			[]byte(a.epoch), a.digest, []byte(a.key), a.expected, []byte(a.nonce),
+			a.remove, a.due, a.held, a.unsettled, a.header, a.body,
+			a.keep, a.strings, a.tags, a.until, a.untils,
+			s.seed, a.meters, a.names, a.amounts, a.limits,
+			plainly, except, excepts, firsts,
+			a.over.eras, a.over.snapshots,
+		).Scan(row.columns()...)
+		if err != nil {
+			return answered{}, err
+		}
+		return row.answer(a)
 	})
 }
 
-func meterNames(entries []store.MeterEntry) []string {
-	names := make([]string, 0, len(entries))
-	for _, e := range entries {
-		names = append(names, e.Meter)
-	}
-	return names
-}
-
-// writeArguments copies what it is given: the caller may be gone, and use its memory
-// again, when they are sent.
-func (s *Store) writeArguments(r store.Reserve, locksStrings bool) ([]any, error) {
-	marks := marksOf(r.Marks)
-	var due *int64
-	record := store.Record{}
-	if r.Record != nil {
-		record = *r.Record
-		if ms := millis(record.Due, false); ms != 0 {
-			due = &ms
-		}
-	}
-	// Absent arrays are NULL, so that a row holds none.
-	var strs []digest
-	var tags [][]byte
-	var untils []int64
-	for _, m := range marks {
-		strs = append(strs, m.digest)
-		if m.tag != "" && tags == nil {
-			tags = make([][]byte, 0, len(marks))
-		}
-		if m.until != 0 && untils == nil {
-			untils = make([]int64, 0, len(marks))
-		}
-	}
-	for _, m := range marks {
-		if tags != nil {
-			tags = append(tags, []byte(m.tag))
-		}
-		if untils != nil {
-			untils = append(untils, m.until)
-		}
-	}
-
-	meters := make([]digest, 0, len(r.Meters))
-	names := make([][]byte, 0, len(r.Meters))
-	amounts := make([]string, 0, len(r.Meters))
-	limits := make([]string, 0, len(r.Meters))
-	for _, e := range r.Meters {
-		meters = append(meters, digestOf(e.Meter))
-		names = append(names, []byte(e.Meter))
-		amounts = append(amounts, cmp.Or(e.Amount, "0"))
-		limits = append(limits, cmp.Or(e.Limit, "NULL"))
-	}
-
-	probes := make([]digest, 0, len(r.Probes))
-	excepts := make([][]byte, 0, len(r.Probes))
-	firsts := make([]bool, 0, len(r.Probes))
-	for _, p := range r.Probes {
-		probes = append(probes, digestOf(p.String))
-		var except []byte
-		if p.Except != "" {
-			except = []byte(p.Except)
-		}
-		excepts = append(excepts, except)
-		firsts = append(firsts, p.First)
-	}
-	eras := make([]int32, 0, len(r.PassedOver))
-	snapshots := make([]string, 0, len(r.PassedOver))
-	for _, w := range r.PassedOver {
-		p, err := parseWatermark(w)
-		if err != nil {
-			return nil, err
-		}
-		eras = append(eras, p.era)
-		snapshots = append(snapshots, `"`+p.snapshot+`"`)
-	}
-	plan := lockPlan{numbers: []int64{}, modes: []int32{}}
-	if locksStrings {
-		plan = s.lockPlan(marks, r.Probes)
-	}
-	// Arrays of numbers and of snapshots go as text: exact, and of no type that the
-	// client would have to know.
-	array := func(elements []string) string { return "{" + strings.Join(elements, ",") + "}" }
-	return []any{
-		s.seed, []byte(r.Epoch), digestOf(r.Key), []byte(r.Key), version(r.Expected), []byte(r.Nonce),
-		r.Record == nil, due, record.Held, record.Unsettled, append([]byte{}, record.Header...), append([]byte{}, record.Body...),
-		r.KeepMarks, strs, tags, untils,
-		meters, names, array(amounts), array(limits),
-		plan.numbers, plan.modes,
-		probes, excepts, firsts,
-		eras, array(snapshots),
-	}, nil
-}
-
-// writeAnswer is the row that the function write returns.
-type writeAnswer struct {
+// writeRow is the row that the function write returns.
+type writeRow struct {
 	outcome string
 	now     *int64
-	epoch   []byte
 	version *int64
+	epoch   []byte
+	lanes   *int64
 	full    *int32
 
 	record recordRow
@@ -246,51 +334,73 @@ type writeAnswer struct {
 	pairProbes    []int32
 }
 
-func (a *writeAnswer) columns() []any {
+func (w *writeRow) columns() []any {
 	return []any{
-		&a.outcome, &a.now, &a.epoch, &a.version, &a.full,
-		&a.record.nonce, &a.record.at, &a.record.due, &a.record.held, &a.record.unsettled, &a.record.header, &a.record.body,
-		&a.watermark, &a.hitCount, &a.probeHits,
-		&a.hitKeys, &a.hitVersions, &a.hitNonces, &a.hitAts, &a.hitDues, &a.hitHelds, &a.hitUnsettleds, &a.hitHeaders,
-		&a.pairHits, &a.pairProbes,
+		&w.outcome, &w.now, &w.version, &w.epoch, &w.lanes, &w.full,
+		&w.record.nonce, &w.record.at, &w.record.due, &w.record.held, &w.record.unsettled, &w.record.header, &w.record.body,
+		&w.watermark, &w.hitCount, &w.probeHits,
+		&w.hitKeys, &w.hitVersions, &w.hitNonces, &w.hitAts, &w.hitDues, &w.hitHelds, &w.hitUnsettleds, &w.hitHeaders,
+		&w.pairHits, &w.pairProbes,
 	}
 }
 
-func (a *writeAnswer) result(key string, meters []string, probes int) (store.Result, error) {
-	result := store.Result{Outcome: store.Outcome(a.outcome)}
-	if a.now == nil {
-		return store.Result{}, fmt.Errorf("the function write answered %q without a time", a.outcome)
+func (w *writeRow) answer(a *arguments) (answered, error) {
+	switch w.outcome {
+	case outcomeLost:
+		return answered{}, fmt.Errorf("%w: the store has epoch %q, the writer knows %q", store.ErrMemoryLost, w.epoch, a.epoch)
+	case outcomeBeyond:
+		return answered{}, fmt.Errorf("%w: a watermark is beyond what this store has written", store.ErrInvalid)
 	}
-	result.Now = time.UnixMicro(*a.now).UTC()
-	switch result.Outcome {
-	case store.Written:
-		result.Version = uint64(*a.version)
-	case store.Mismatch:
-		if a.version != nil {
-			a.record.version = a.version
-			result.Record = a.record.record([]byte(key))
+	if w.now == nil {
+		return answered{}, fmt.Errorf("the function write answered %q without a time", w.outcome)
+	}
+	answer := answered{outcome: w.outcome}
+	if w.lanes != nil {
+		answer.lanes = *w.lanes
+	}
+	result := &answer.result
+	result.Outcome, result.Now = store.Outcome(w.outcome), time.UnixMicro(*w.now).UTC()
+	switch w.outcome {
+	case outcomeWritten, outcomeRepeated:
+		result.Outcome = store.Written
+		answer.version = uint64(*w.version)
+		if !a.remove {
+			result.Version = answer.version
 		}
-	case store.OverLimit:
-		result.Meter = meters[*a.full-1]
-	case store.Blocked:
-		result.Watermark, result.HitCount = store.Watermark(*a.watermark), int(*a.hitCount)
-		result.ProbeHits = make([]bool, probes)
-		for _, n := range a.probeHits {
-			result.ProbeHits[n-1] = true
+	case string(store.Mismatch):
+		if w.version != nil {
+			w.record.version = w.version
+			result.Record = w.record.record([]byte(a.key))
 		}
-		for i, key := range a.hitKeys {
-			row := recordRow{
-				version: &a.hitVersions[i], nonce: a.hitNonces[i], at: &a.hitAts[i], due: a.hitDues[i],
-				held: &a.hitHelds[i], unsettled: &a.hitUnsettleds[i], header: a.hitHeaders[i],
-			}
-			result.Hits = append(result.Hits, store.Hit{Record: *row.record(key)})
-		}
-		for i, hit := range a.pairHits {
-			h := &result.Hits[hit-1]
-			h.Probes = append(h.Probes, int(a.pairProbes[i]-1))
-		}
+	case string(store.OverLimit):
+		result.Meter = a.meterNames[*w.full-1]
+	case string(store.Blocked):
+		w.hits(result, a.probes)
+	case outcomeAgain:
 	default:
-		return store.Result{}, fmt.Errorf("the function write answered %q", a.outcome)
+		return answered{}, fmt.Errorf("the function write answered %q", w.outcome)
 	}
-	return result, nil
+	return answer, nil
+}
+
+func (w *writeRow) hits(result *store.Result, probes []probe) {
+	result.Watermark, result.HitCount = store.Watermark(*w.watermark), int(*w.hitCount)
+	result.ProbeHits = make([]bool, len(probes))
+	for _, n := range w.probeHits {
+		result.ProbeHits[probes[n-1].i] = true
+	}
+	for i, key := range w.hitKeys {
+		row := recordRow{
+			version: &w.hitVersions[i], nonce: w.hitNonces[i], at: &w.hitAts[i], due: w.hitDues[i],
+			held: &w.hitHelds[i], unsettled: &w.hitUnsettleds[i], header: w.hitHeaders[i],
+		}
+		result.Hits = append(result.Hits, store.Hit{Record: *row.record(key)})
+	}
+	for i, hit := range w.pairHits {
+		h := &result.Hits[hit-1]
+		h.Probes = append(h.Probes, probes[w.pairProbes[i]-1].i)
+	}
+	for _, h := range result.Hits {
+		slices.Sort(h.Probes)
+	}
 }

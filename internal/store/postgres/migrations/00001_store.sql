@@ -1,7 +1,8 @@
 -- How records lie in the database, and the primitives that work on them.
 --
 -- A digest is the first 16 bytes of the SHA-256 of a string: an index takes no
--- strings of 4 KiB. Times are microseconds, due and until milliseconds, since 1970.
+-- strings of 4 KiB. That of an empty tag is 0. Times are microseconds, due, until and
+-- untils milliseconds, since 1970.
 --
 -- What an index entry says follows from the record's row alone: mark is the
 -- inverted index of record.strings, meter the sum of record.amounts. So a step that
@@ -17,7 +18,11 @@ CREATE TABLE meta (
     -- A promoted standby, a restored backup and a loaded dump begin a new one, and
     -- with it a new era.
     era         integer NOT NULL DEFAULT 0,
-    incarnation text NOT NULL DEFAULT ''
+    incarnation text NOT NULL DEFAULT '',
+    -- How often a lane was taken away or given to another kind.
+    lanes       bigint NOT NULL DEFAULT 0,
+    -- The last day on which was looked for what is of no more use.
+    cleaned     integer NOT NULL DEFAULT 0
 );
 INSERT INTO meta DEFAULT VALUES;
 
@@ -25,35 +30,45 @@ CREATE SEQUENCE version;
 
 CREATE TABLE record (
     digest    uuid PRIMARY KEY, -- of the key
-    key       bytea   NOT NULL,
     version   bigint  NOT NULL,
-    nonce     bytea   NOT NULL,
     at        bigint  NOT NULL,
     due       bigint,
+    -- Marks. The stamp that all of them have, the digests of their strings, those of
+    -- their tags (NULL: all empty), and the end of all of them (0: never); or their
+    -- ends, if they differ.
+    stamp     xid8,
+    until     bigint  NOT NULL,
+    era       integer,
     held      boolean NOT NULL,
     unsettled boolean NOT NULL,
+    -- Whether the index knows when its marks end.
+    indexed   boolean NOT NULL,
+    key       bytea   NOT NULL,
+    nonce     bytea   NOT NULL,
     header    bytea   NOT NULL,
     body      bytea   NOT NULL,
-    -- Marks. The stamp that all of them have, the digests of their strings, their
-    -- tags (NULL: all empty) and their ends (NULL: none ends; 0: that one does not).
-    era       integer,
-    stamp     xid8,
     strings   uuid[],
-    tags      bytea[],
+    tags      uuid[],
     untils    bigint[],
     -- Meter entries: the digests of the meters' names, and the amounts.
     meters    uuid[],
     amounts   numeric[]
-);
+) WITH (toast_tuple_target = 8160); -- what fits a page is neither compressed nor moved
 CREATE INDEX record_due ON record (due, digest) WHERE due IS NOT NULL;
 -- Keys can be longer than an index entry. Equal beginnings are sorted when listed.
 CREATE INDEX record_held ON record (substr(key, 1, 1000)) WHERE held;
 
+-- The order of its columns makes "is there another tag than this one" and "is there
+-- one that has not ended" a step to a place in the index, however many there are.
+-- until is the greatest number until a write that keeps its marks, the late ones of a
+-- record's life, enters when they end: at a settlement that would cost as much as
+-- all the rest.
 CREATE TABLE mark (
-    string uuid    NOT NULL,
-    record uuid    NOT NULL, -- the record's digest
-    n      integer NOT NULL, -- where it is in the record's arrays, from 1
-    PRIMARY KEY (string, record, n)
+    string uuid   NOT NULL,
+    tag    uuid   NOT NULL,
+    until  bigint NOT NULL,
+    record uuid   NOT NULL, -- the record's digest
+    PRIMARY KEY (string, tag, until, record)
 );
 
 CREATE TABLE meter (
@@ -62,14 +77,42 @@ CREATE TABLE meter (
     sum    numeric NOT NULL  -- never 0: such a row is deleted
 );
 
+-- Strings that calls of one kind use side by side; see write.
+CREATE TABLE lane (
+    string uuid PRIMARY KEY,
+    kind   uuid    NOT NULL,
+    day    integer NOT NULL -- when it was made
+);
+
+-- What processes hold against a store that forgot. A beat is a process's count of its
+-- own writes; a grave is the version that a record's removal had.
+CREATE TABLE beat (
+    process uuid PRIMARY KEY,
+    writes  bigint  NOT NULL,
+    day     integer NOT NULL -- when it was last written
+);
+CREATE TABLE grave (
+    digest  uuid PRIMARY KEY,
+    version bigint  NOT NULL,
+    day     integer NOT NULL
+);
+
 -- +goose StatementBegin
 CREATE FUNCTION clock() RETURNS bigint LANGUAGE sql VOLATILE AS
 $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint $$;
 -- +goose StatementEnd
 
 -- +goose StatementBegin
-CREATE FUNCTION standing(OUT o_epoch bytea, OUT o_key_domain bytea, OUT o_sequence bigint, OUT o_now bigint) LANGUAGE sql VOLATILE AS
-$$ SELECT m.epoch, m.key_domain, CASE WHEN v.is_called THEN v.last_value ELSE 0 END, clock() FROM meta m, version v $$;
+CREATE FUNCTION sequence() RETURNS bigint LANGUAGE sql VOLATILE AS
+$$ SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM version $$;
+-- +goose StatementEnd
+
+-- incarnation is that of the cluster: which one, and on which timeline. A session
+-- does not outlive it, and is told at its start.
+--
+-- +goose StatementBegin
+CREATE FUNCTION incarnation() RETURNS text LANGUAGE sql VOLATILE AS
+$$ SELECT system_identifier || '/' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) FROM pg_control_system() $$;
 -- +goose StatementEnd
 
 -- +goose StatementBegin
@@ -86,42 +129,101 @@ CREATE FUNCTION disown(p_epoch bytea, p_next bytea) RETURNS void LANGUAGE sql VO
 $$ UPDATE meta SET epoch = p_next WHERE epoch = p_epoch $$;
 -- +goose StatementEnd
 
--- write is Reserve and Update. It is VOLATILE and runs under READ COMMITTED: each
--- of its statements sees what was committed before that statement began.
+-- lacks says what the store lacks of a process's acknowledged writes; NULL: nothing.
+-- Whatever survives of the store is what was committed up to some moment. So if the
+-- process's last beat survived, everything before it did; and of its last writes, each
+-- left its version or a later one, or was removed by a later one.
+--
+-- +goose StatementBegin
+CREATE FUNCTION lacks(p_process uuid, p_beat bigint, p_highest bigint, p_digests uuid[], p_versions bigint[]) RETURNS text
+LANGUAGE sql VOLATILE AS $$
+    SELECT CASE
+        WHEN sequence() < p_highest THEN
+            format('its last version is %s, %s was given', sequence(), p_highest)
+        WHEN p_beat > 0 AND coalesce((SELECT b.writes FROM beat b WHERE b.process = p_process), 0) < p_beat THEN
+            format('it counts %s writes of this process, %s were acknowledged', coalesce((SELECT b.writes FROM beat b WHERE b.process = p_process), 0), p_beat)
+        ELSE (
+            SELECT format('the write with version %s is not there', w.version)
+            FROM unnest(p_digests, p_versions) AS w (digest, version)
+            WHERE NOT EXISTS (SELECT FROM record r WHERE r.digest = w.digest AND r.version >= w.version)
+              AND NOT EXISTS (SELECT FROM grave g WHERE g.digest = w.digest AND g.version >= w.version)
+            LIMIT 1)
+        END
+$$;
+-- +goose StatementEnd
+
+-- standing also raises the process's beat to p_writes, and takes away, once a day, what
+-- is of no more use. After a leap of the clock nothing is taken away before all that
+-- live had a day to show it.
+--
+-- +goose StatementBegin
+CREATE FUNCTION standing(
+    p_process uuid, p_writes bigint, p_beat bigint, p_highest bigint, p_digests uuid[], p_versions bigint[],
+    OUT o_epoch bytea, OUT o_key_domain bytea, OUT o_sequence bigint, OUT o_now bigint, OUT o_lacks text
+) LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_day     integer;
+    v_cleaned integer;
+BEGIN
+    o_now := clock();
+    v_day := o_now / 86400000000;
+    SELECT m.epoch, m.key_domain, m.cleaned INTO STRICT o_epoch, o_key_domain, v_cleaned FROM meta m;
+    o_sequence := sequence();
+    IF p_writes = 0 THEN
+        RETURN;
+    END IF;
+    o_lacks := lacks(p_process, p_beat, p_highest, p_digests, p_versions);
+    IF o_lacks IS NOT NULL THEN
+        RETURN;
+    END IF;
+    INSERT INTO beat AS b (process, writes, day) VALUES (p_process, p_writes, v_day)
+    ON CONFLICT (process) DO UPDATE SET writes = p_writes, day = v_day WHERE b.writes < p_writes OR b.day <> v_day;
+    IF v_cleaned <> v_day THEN
+        UPDATE meta SET cleaned = v_day WHERE cleaned = v_cleaned;
+        IF FOUND AND v_day = v_cleaned + 1 THEN
+            DELETE FROM beat WHERE day < v_day - 30;
+            DELETE FROM grave WHERE day < v_day - 30;
+            DELETE FROM lane WHERE day < v_day - 7;
+            IF FOUND THEN
+                UPDATE meta SET lanes = lanes + 1;
+            END IF;
+        END IF;
+    END IF;
+END $$;
+-- +goose StatementEnd
+
+-- write is Reserve, and every Update that settle leaves to it. It is VOLATILE and runs
+-- under READ COMMITTED: each of its statements sees what was committed before that
+-- statement began.
 --
 -- Locks. Each is a number: the digest's first 8 bytes, mixed with the schema's seed,
--- its two lowest bits replaced by what it is: 0 a record, 1 and 2 a string's two
--- locks A and B, 3 a meter. They are taken before any row is locked, in one order:
--- the record's, then the strings' by number, A before B, then the meters' by number.
+-- its two lowest bits replaced by what it is: 0 a record, 1 a string, 3 a meter; in
+-- p_locks, 3 is a string's that is taken shared. They are taken before any row is
+-- locked, in one order, the record's, then the strings' by number, then the meters' by
+-- number, and kept to the end. So there is no deadlock.
 --
---   * A record's and a meter's lock are exclusive and kept to the end.
---   * Of a string, two that mark must not wait for each other, nor two that probe;
---     one that marks and one that probes must exclude each other. No set of shared
---     and exclusive locks kept to the end does that (either side would have to be
---     exclusive to be in the other's way, and then is in its own), so one lock of
---     each step is let go at once, and is a session's lock for that reason:
---         mark:  A shared, kept; B exclusive, let go
---         probe: A exclusive; B shared, kept; A let go
---         both:  A and B exclusive, kept
---     A marker (or both) that comes while a prober is there waits at B. A prober that
---     comes while a marker is there waits at A. Neither can slip in between: a prober
---     holds A alone until it holds B, so a marker that found B free holds A since
---     before that prober came, and the prober waits at A. Two markers share A and
---     pass B one after the other; two probers pass A one after the other and share B.
---   * No deadlock: whoever waits for a lock has not taken any later one in the order.
---     Whoever is waited for, as its holder or because it waits there before, has it
---     or waits for it; and it has yet to wait for later ones only. So along a
---     chain of waiting the locks waited for never fall, and rise at each holder;
---     those that wait at one lock stand in one queue. A chain never closes. The
---     only early return of a lock makes others wait less.
---     A session's lock that is left by an error is let go by the handler.
+--   * A record's and a meter's lock are exclusive.
+--   * Of a string, two calls of one kind are not in each other's way: two that only mark
+--     it, two that only probe it, and two that mark it with a tag and except that tag.
+--     All others must exclude each other. A lock alone cannot tell kinds apart, so one
+--     kind at a time has the right to take it shared: the string's lane says which. All
+--     others take it exclusively, and so does everybody where there is no lane.
+--   * A lane is made, and given to another kind, only by who has the string's lock
+--     exclusively, and is committed with it. Whoever takes it shared knows of the lane
+--     from an earlier transaction, and how often lanes had been taken away by then
+--     (p_lanes); if meta.lanes, read under the lock, is another number by now, nothing is
+--     done ('Again'). So what it knows of the lane is true as long as it has the lock:
+--     two that have it shared at the same time are of one kind.
+--   * A lane is taken away at any time: those that have the lock keep it, and whoever
+--     comes finds another number.
 --
 -- Only a Reserve locks strings. That suffices: an Update is refused by nobody's
 -- marks, so a Reserve that runs at the same time and does not see its marks comes
--- before it in the order of writes, and one that does comes after it. The probing
--- statement is one snapshot, taken after all locks: a write that this Reserve sees
--- elsewhere (its own record, a meter) was committed before its locks were taken, and
--- is seen by the probes as well.
+-- before it in the order of writes, and one that does comes after it. Probing
+-- statements have snapshots of after all locks of strings: a write that this Reserve
+-- sees elsewhere (its own record, a meter) was committed before its lock was taken;
+-- one of a meter, whose lock comes after the first look, was of one that this Reserve
+-- is not in the way of, or that is not in its own.
 --
 -- Watermarks. A mark's stamp is its writer's transaction number and the era; a
 -- watermark is the snapshot of the statement that probed, and the era. It covers what
@@ -129,14 +231,15 @@ $$ UPDATE meta SET epoch = p_next WHERE epoch = p_epoch $$;
 --
 -- +goose StatementBegin
 CREATE FUNCTION write(
-    p_seed bigint, p_epoch bytea, p_digest uuid, p_key bytea, p_expected bigint, p_nonce bytea,
+    p_locks bigint[], p_lanes bigint, p_make_strings uuid[], p_make_kinds uuid[],
+    p_epoch bytea, p_digest uuid, p_key bytea, p_expected bigint, p_nonce bytea,
     p_remove boolean, p_due bigint, p_held boolean, p_unsettled boolean, p_header bytea, p_body bytea,
-    p_keep boolean, p_strings uuid[], p_tags bytea[], p_untils bigint[],
-    p_meters uuid[], p_names bytea[], p_amounts numeric[], p_limits numeric[],
-    p_locks bigint[], p_modes integer[],
-    p_probes uuid[], p_excepts bytea[], p_firsts boolean[],
+    p_keep boolean, p_strings uuid[], p_tags uuid[], p_until bigint, p_untils bigint[],
+    p_seed bigint, p_meters uuid[], p_names bytea[], p_amounts numeric[], p_limits numeric[],
+    -- Probes are counted from 1: those without a tag to except, then those with one.
+    p_probes uuid[], p_probes_except uuid[], p_excepts uuid[], p_firsts integer[],
     p_over_eras integer[], p_over_snapshots pg_snapshot[],
-    OUT o_outcome text, OUT o_now bigint, OUT o_epoch bytea, OUT o_version bigint, OUT o_full integer,
+    OUT o_outcome text, OUT o_now bigint, OUT o_version bigint, OUT o_epoch bytea, OUT o_lanes bigint, OUT o_full integer,
     OUT o_nonce bytea, OUT o_at bigint, OUT o_due bigint, OUT o_held boolean, OUT o_unsettled boolean, OUT o_header bytea, OUT o_body bytea,
     OUT o_watermark text, OUT o_hit_count bigint, OUT o_probe_hits integer[],
     OUT o_hit_keys bytea[], OUT o_hit_versions bigint[], OUT o_hit_nonces bytea[], OUT o_hit_ats bigint[], OUT o_hit_dues bigint[],
@@ -144,50 +247,64 @@ CREATE FUNCTION write(
     OUT o_pair_hits integer[], OUT o_pair_probes integer[]
 ) LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
+    c_never constant bigint := 9223372036854775807;
+    c_none  constant uuid := '00000000-0000-0000-0000-000000000000';
     v_void        text;
-    v_system      text := current_setting('holdfast.system', true);
-    v_incarnation text;
-    v_era         integer;
+    v_incarnation text := current_setting('holdfast.incarnation', true);
     v_known       text;
+    v_era         integer;
+    v_version     bigint;
+    v_nonce       bytea;
+    v_hit         boolean;
     v_ms          bigint;
-    v_next        bigint;
-    v_hit         boolean := false;
     have          record%ROWTYPE;
-    k             bigint;
+    v_lock        bigint;
     i             integer;
     j             integer;
     d             numeric;
     c_meters      uuid[] := p_meters;
     c_amounts     numeric[] := p_amounts;
-    v_changed     integer[] := '{}';
-    v_deltas      numeric[] := '{}';
-    v_meter_locks bigint[] := '{}';
+    v_changed     integer[];
+    v_deltas      numeric[];
+    v_meter_locks bigint[];
 BEGIN
-    v_void := pg_advisory_xact_lock(((('x' || left(replace(p_digest::text, '-', ''), 16))::bit(64)::bigint # p_seed) & ~3::bigint));
+    FOREACH v_lock IN ARRAY p_locks LOOP
+        IF v_lock & 3 = 3 THEN
+            v_void := pg_advisory_xact_lock_shared(v_lock - 2);
+        ELSE
+            v_void := pg_advisory_xact_lock(v_lock);
+        END IF;
+    END LOOP;
 
-    IF v_system IS NULL OR v_system = '' THEN
-        SELECT system_identifier::text INTO STRICT v_system FROM pg_control_system();
-    END IF;
-    v_incarnation := v_system || '/' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8);
-    SELECT m.epoch, m.era, m.incarnation INTO STRICT o_epoch, v_era, v_known FROM meta m;
+    -- The first look asks whether there may be a hit: mostly there is not, and then it
+    -- is one step in the index for each probe.
+    SELECT m.epoch, m.era, m.incarnation, m.lanes, r.version, r.nonce,
+           EXISTS (SELECT FROM mark k WHERE k.string = ANY (p_probes) AND k.record <> p_digest)
+           OR EXISTS (SELECT FROM unnest(p_probes_except, p_excepts) AS x (string, tag) JOIN mark k ON k.string = x.string AND k.tag < x.tag WHERE k.record <> p_digest)
+           OR EXISTS (SELECT FROM unnest(p_probes_except, p_excepts) AS x (string, tag) JOIN mark k ON k.string = x.string AND k.tag > x.tag WHERE k.record <> p_digest)
+    INTO STRICT o_epoch, v_era, v_known, o_lanes, v_version, v_nonce, v_hit
+    FROM meta m LEFT JOIN record r ON r.digest = p_digest;
+
     IF o_epoch IS DISTINCT FROM p_epoch THEN
         o_outcome := 'Lost';
         RETURN;
     END IF;
-    SELECT * INTO have FROM record r WHERE r.digest = p_digest;
-    IF have.key <> p_key THEN
-        RAISE EXCEPTION 'two keys have the digest %', p_digest;
+    IF v_version IS NOT NULL THEN
+        SELECT * INTO STRICT have FROM record r WHERE r.digest = p_digest;
+        IF have.key <> p_key THEN
+            RAISE EXCEPTION 'two keys have the digest %', p_digest;
+        END IF;
+        IF have.nonce = p_nonce THEN
+            -- Where an administrator has cut short the wait for a standby, the earlier
+            -- write may not be there yet. This commit comes after it in the log.
+            UPDATE record r SET nonce = r.nonce WHERE r.digest = p_digest;
+            o_outcome := 'Repeated';
+            o_version := have.version;
+            o_now := clock();
+            RETURN;
+        END IF;
     END IF;
-    IF have.nonce = p_nonce THEN
-        -- Where an administrator has cut short the wait for a standby, the earlier
-        -- write may not be there yet. This commit comes after it in the log.
-        UPDATE record r SET nonce = r.nonce WHERE r.digest = p_digest;
-        o_outcome := 'Written';
-        o_version := have.version;
-        o_now := clock();
-        RETURN;
-    END IF;
-    IF coalesce(have.version, 0) <> p_expected THEN
+    IF coalesce(v_version, 0) <> p_expected THEN
         o_outcome := 'Mismatch';
         o_version := have.version;
         o_nonce := have.nonce;
@@ -200,60 +317,48 @@ BEGIN
         o_now := clock();
         RETURN;
     END IF;
-
-    IF cardinality(p_locks) > 0 THEN
-        BEGIN
-            FOR i IN 1..cardinality(p_locks) LOOP
-                k := p_locks[i];
-                IF p_modes[i] = 1 THEN -- mark
-                    v_void := pg_advisory_xact_lock_shared(k | 1);
-                    v_void := pg_advisory_lock(k | 2);
-                    v_void := pg_advisory_unlock(k | 2);
-                ELSIF p_modes[i] = 2 THEN -- probe
-                    v_void := pg_advisory_lock(k | 1);
-                    v_void := pg_advisory_xact_lock_shared(k | 2);
-                    v_void := pg_advisory_unlock(k | 1);
-                ELSE -- both
-                    v_void := pg_advisory_xact_lock(k | 1);
-                    v_void := pg_advisory_xact_lock(k | 2);
-                END IF;
-            END LOOP;
-        EXCEPTION WHEN query_canceled OR OTHERS THEN
-            PERFORM pg_advisory_unlock_all();
-            RAISE;
-        END;
+    IF o_lanes <> p_lanes THEN
+        o_outcome := 'Again';
+        o_now := clock();
+        RETURN;
     END IF;
 
     -- Entries that stay as they are lock nothing.
-    IF p_remove THEN
+    IF p_remove AND have.meters IS NOT NULL THEN
         c_meters := have.meters;
-        c_amounts := array_fill(0::numeric, ARRAY[coalesce(cardinality(have.meters), 0)]);
+        c_amounts := array_fill(0::numeric, ARRAY[cardinality(have.meters)]);
     END IF;
-    FOR i IN 1..coalesce(cardinality(c_meters), 0) LOOP
-        j := array_position(have.meters, c_meters[i]);
-        d := c_amounts[i] - coalesce(have.amounts[j], 0);
-        IF d <> 0 THEN
-            v_changed := v_changed || i;
-            v_deltas := v_deltas || d;
-            v_meter_locks := v_meter_locks || ((('x' || left(replace(c_meters[i]::text, '-', ''), 16))::bit(64)::bigint # p_seed) | 3::bigint);
-        END IF;
-    END LOOP;
-    IF cardinality(v_changed) > 0 THEN
-        FOR k IN SELECT DISTINCT l FROM unnest(v_meter_locks) AS l ORDER BY l LOOP
-            v_void := pg_advisory_xact_lock(k);
+    IF c_meters IS NOT NULL THEN
+        FOR i IN 1..cardinality(c_meters) LOOP
+            j := array_position(have.meters, c_meters[i]);
+            d := c_amounts[i] - coalesce(have.amounts[j], 0);
+            IF d <> 0 THEN
+                v_changed := v_changed || i;
+                v_deltas := v_deltas || d;
+                v_meter_locks := v_meter_locks || ((('x' || left(replace(c_meters[i]::text, '-', ''), 16))::bit(64)::bigint # p_seed) | 3::bigint);
+            END IF;
         END LOOP;
+        IF v_changed IS NOT NULL THEN
+            FOR v_lock IN SELECT DISTINCT l FROM unnest(v_meter_locks) AS l ORDER BY l LOOP
+                v_void := pg_advisory_xact_lock(v_lock);
+            END LOOP;
+            -- Whoever changed a meter while it was waited for may have left marks.
+            v_hit := true;
+        END IF;
     END IF;
 
     -- All locks are taken: what is read from here on stays so until the end.
+    IF v_incarnation IS NULL OR v_incarnation = '' THEN
+        v_incarnation := incarnation();
+    END IF;
     IF v_known <> v_incarnation THEN
-        UPDATE meta SET era = meta.era + 1, incarnation = v_incarnation WHERE incarnation <> v_incarnation;
+        UPDATE meta m SET era = m.era + 1, incarnation = v_incarnation WHERE m.incarnation <> v_incarnation;
         SELECT m.era INTO STRICT v_era FROM meta m;
     END IF;
     o_now := clock();
     v_ms := o_now / 1000;
 
-    -- Conditions are nested so that PL/pgSQL tests the cheap one without a query.
-    IF cardinality(p_over_eras) > 0 THEN
+    IF p_over_eras IS NOT NULL THEN
         IF EXISTS (
             SELECT FROM unnest(p_over_eras, p_over_snapshots) AS w (era, snapshot)
             WHERE w.era > v_era OR (w.era = v_era AND pg_snapshot_xmax(w.snapshot) > pg_snapshot_xmax(pg_current_snapshot()))
@@ -263,40 +368,31 @@ BEGIN
         END IF;
     END IF;
 
-    IF cardinality(p_probes) > 0 THEN
-        -- Mostly nobody is in the way: a first look, by what needs the least to ask.
-        IF cardinality(p_over_eras) = 0 THEN
-            v_hit := EXISTS (
-                SELECT
-                FROM unnest(p_probes, p_excepts) AS p (string, besides)
-                JOIN mark m ON m.string = p.string
-                JOIN record h ON h.digest = m.record
-                WHERE m.record <> p_digest
-                  AND (p.besides IS NULL OR coalesce(h.tags[m.n], '') <> p.besides)
-                  AND (h.untils IS NULL OR h.untils[m.n] = 0 OR h.untils[m.n] > v_ms));
-        ELSE
-            v_hit := EXISTS (
-                SELECT
-                FROM unnest(p_probes, p_excepts) AS p (string, besides)
-                JOIN mark m ON m.string = p.string
-                JOIN record h ON h.digest = m.record
-                WHERE m.record <> p_digest
-                  AND (p.besides IS NULL OR coalesce(h.tags[m.n], '') <> p.besides)
-                  AND (h.untils IS NULL OR h.untils[m.n] = 0 OR h.untils[m.n] > v_ms)
-                  AND NOT EXISTS (
-                      SELECT FROM unnest(p_over_eras, p_over_snapshots) AS w (era, snapshot)
-                      WHERE h.era < w.era OR (h.era = w.era AND pg_visible_in_snapshot(h.stamp, w.snapshot))));
-        END IF;
-    END IF;
-    IF v_hit THEN
-        WITH hit AS MATERIALIZED (
-            SELECT p.n, p.top, h.digest, h.unsettled, h.version
-            FROM unnest(p_probes, p_excepts, p_firsts) WITH ORDINALITY AS p (string, besides, top, n)
-            JOIN mark m ON m.string = p.string
-            JOIN record h ON h.digest = m.record
-            WHERE m.record <> p_digest
-              AND (p.besides IS NULL OR coalesce(h.tags[m.n], '') <> p.besides)
-              AND (h.untils IS NULL OR h.untils[m.n] = 0 OR h.untils[m.n] > v_ms)
+    IF v_hit AND (p_probes IS NOT NULL OR p_probes_except IS NOT NULL) THEN
+        -- Of each string, from one tag to the next; of each tag, what has not ended.
+        WITH RECURSIVE probe (n, string, besides) AS MATERIALIZED (
+            SELECT p.n, p.string, p.besides
+            FROM unnest(p_probes || p_probes_except, array_fill(NULL::uuid, ARRAY[coalesce(cardinality(p_probes), 0)]) || p_excepts)
+                WITH ORDINALITY AS p (string, besides, n)
+        ), tagged (n, string, besides, tag) AS (
+            SELECT p.n, p.string, p.besides, (SELECT k.tag FROM mark k WHERE k.string = p.string ORDER BY k.tag LIMIT 1)
+            FROM probe p
+            UNION ALL
+            SELECT t.n, t.string, t.besides, (SELECT k.tag FROM mark k WHERE k.string = t.string AND k.tag > t.tag ORDER BY k.tag LIMIT 1)
+            FROM tagged t WHERE t.tag IS NOT NULL
+        ), hit AS MATERIALIZED (
+            SELECT t.n, t.n = ANY (p_firsts) AS top, h.digest, h.unsettled, h.version
+            FROM tagged t
+            JOIN mark k ON k.string = t.string AND k.tag = t.tag AND k.until > v_ms
+            JOIN record h ON h.digest = k.record
+            WHERE k.record <> p_digest
+              AND t.tag IS DISTINCT FROM t.besides
+              AND CASE
+                  WHEN h.untils IS NULL THEN h.until = 0 OR h.until > v_ms
+                  ELSE EXISTS (
+                      SELECT FROM unnest(h.strings, h.tags, h.untils) AS s (string, tag, until)
+                      WHERE s.string = k.string AND coalesce(s.tag, c_none) = k.tag AND (s.until = 0 OR s.until > v_ms))
+                  END
               AND NOT EXISTS (
                   SELECT FROM unnest(p_over_eras, p_over_snapshots) AS w (era, snapshot)
                   WHERE h.era < w.era OR (h.era = w.era AND pg_visible_in_snapshot(h.stamp, w.snapshot)))
@@ -324,96 +420,197 @@ BEGIN
                    array_agg(h.held ORDER BY rank) AS helds, array_agg(h.unsettled ORDER BY rank) AS unsettleds, array_agg(h.header ORDER BY rank) AS headers
             FROM best JOIN record h USING (digest)
         ) AS told;
-        -- An Update may have taken away what the first look saw.
         IF o_hit_count > 0 THEN
             o_outcome := 'Blocked';
             RETURN;
         END IF;
     END IF;
 
-    FOR j IN 1..cardinality(v_changed) LOOP
-        i := v_changed[j];
-        IF NOT p_remove AND v_deltas[j] > 0 AND p_limits[i] IS NOT NULL THEN
-            SELECT t.sum INTO d FROM meter t WHERE t.digest = p_meters[i];
-            IF coalesce(d, 0) + v_deltas[j] > p_limits[i] THEN
-                o_outcome := 'OverLimit';
-                o_full := i;
-                RETURN;
+    IF v_changed IS NOT NULL THEN
+        FOR j IN 1..cardinality(v_changed) LOOP
+            i := v_changed[j];
+            IF NOT p_remove AND v_deltas[j] > 0 AND p_limits[i] IS NOT NULL THEN
+                SELECT t.sum INTO d FROM meter t WHERE t.digest = p_meters[i];
+                IF coalesce(d, 0) + v_deltas[j] > p_limits[i] THEN
+                    o_outcome := 'OverLimit';
+                    o_full := i;
+                    RETURN;
+                END IF;
             END IF;
-        END IF;
-    END LOOP;
-
-    -- Nothing is in the way. Only now something is written.
-    o_outcome := 'Written';
-    v_next := nextval('version');
-
-    FOR j IN 1..cardinality(v_changed) LOOP
-        i := v_changed[j];
-        d := v_deltas[j];
-        IF d > 0 THEN
-            INSERT INTO meter AS t (digest, name, sum) VALUES (c_meters[i], p_names[i], trim_scale(d))
-            ON CONFLICT (digest) DO UPDATE SET sum = trim_scale(t.sum + d);
-        ELSE
-            UPDATE meter t SET sum = trim_scale(t.sum + d) WHERE t.digest = c_meters[i];
-            DELETE FROM meter t WHERE t.digest = c_meters[i] AND t.sum = 0;
-        END IF;
-        IF NOT p_remove THEN
-            i := array_position(have.meters, c_meters[i]);
-            IF i IS NULL THEN
-                have.meters := have.meters || c_meters[v_changed[j]];
-                have.amounts := have.amounts || trim_scale(c_amounts[v_changed[j]]);
-            ELSIF c_amounts[v_changed[j]] = 0 THEN
-                have.meters := nullif(have.meters[:i - 1] || have.meters[i + 1:], '{}');
-                have.amounts := nullif(have.amounts[:i - 1] || have.amounts[i + 1:], '{}');
+        END LOOP;
+        -- Nothing is in the way. Only now something is written.
+        FOR j IN 1..cardinality(v_changed) LOOP
+            i := v_changed[j];
+            d := v_deltas[j];
+            IF d > 0 THEN
+                INSERT INTO meter AS t (digest, name, sum) VALUES (c_meters[i], p_names[i], trim_scale(d))
+                ON CONFLICT (digest) DO UPDATE SET sum = trim_scale(t.sum + d);
             ELSE
-                have.amounts[i] := trim_scale(c_amounts[v_changed[j]]);
+                UPDATE meter t SET sum = trim_scale(t.sum + d) WHERE t.digest = c_meters[i];
+                DELETE FROM meter t WHERE t.digest = c_meters[i] AND t.sum = 0;
             END IF;
-        END IF;
-    END LOOP;
+            IF NOT p_remove THEN
+                i := array_position(have.meters, c_meters[i]);
+                IF i IS NULL THEN
+                    have.meters := have.meters || c_meters[v_changed[j]];
+                    have.amounts := have.amounts || trim_scale(c_amounts[v_changed[j]]);
+                ELSIF c_amounts[v_changed[j]] = 0 THEN
+                    have.meters := nullif(have.meters[:i - 1] || have.meters[i + 1:], '{}');
+                    have.amounts := nullif(have.amounts[:i - 1] || have.amounts[i + 1:], '{}');
+                ELSE
+                    have.amounts[i] := trim_scale(c_amounts[v_changed[j]]);
+                END IF;
+            END IF;
+        END LOOP;
+    END IF;
+    o_outcome := 'Written';
 
-    IF p_remove OR (NOT p_keep AND have.strings IS DISTINCT FROM p_strings) THEN
+    IF p_make_strings IS NOT NULL THEN
+        IF EXISTS (SELECT FROM unnest(p_make_strings, p_make_kinds) AS n (string, kind) JOIN lane l ON l.string = n.string WHERE l.kind <> n.kind) THEN
+            UPDATE meta m SET lanes = m.lanes + 1 RETURNING m.lanes INTO STRICT o_lanes;
+            UPDATE lane l SET kind = n.kind, day = o_now / 86400000000
+            FROM unnest(p_make_strings, p_make_kinds) AS n (string, kind) WHERE l.string = n.string AND l.kind <> n.kind;
+        END IF;
+        INSERT INTO lane (string, kind, day)
+        SELECT n.string, n.kind, o_now / 86400000000 FROM unnest(p_make_strings, p_make_kinds) AS n (string, kind)
+        ON CONFLICT (string) DO NOTHING;
+    END IF;
+
+    IF v_version IS NULL THEN
+        IF p_strings IS NOT NULL THEN
+            INSERT INTO mark (string, tag, until, record)
+            SELECT s.string, coalesce(s.tag, c_none), c_never, p_digest FROM unnest(p_strings, p_tags) AS s (string, tag);
+            have.era := v_era;
+            have.stamp := pg_current_xact_id();
+        END IF;
+        INSERT INTO record (digest, key, version, nonce, at, due, held, unsettled, header, body,
+                            era, stamp, strings, tags, until, untils, indexed, meters, amounts)
+        VALUES (p_digest, p_key, nextval('version'), p_nonce, o_now, p_due, p_held, p_unsettled, p_header, p_body,
+                have.era, have.stamp, p_strings, p_tags, p_until, p_untils, false, have.meters, have.amounts)
+        RETURNING version INTO o_version;
+        RETURN;
+    END IF;
+
+    IF p_remove OR (NOT p_keep AND (have.indexed OR have.strings IS DISTINCT FROM p_strings OR have.tags IS DISTINCT FROM p_tags)) THEN
         IF have.strings IS NOT NULL THEN
-            DELETE FROM mark m USING unnest(have.strings) AS s (string) WHERE m.string = s.string AND m.record = p_digest;
+            DELETE FROM mark k USING unnest(have.strings, have.tags, have.untils) AS s (string, tag, until)
+            WHERE k.string = s.string AND k.tag = coalesce(s.tag, c_none) AND k.record = p_digest
+              AND k.until = CASE WHEN have.indexed THEN coalesce(nullif(coalesce(s.until, have.until), 0), c_never) ELSE c_never END;
         END IF;
         IF NOT p_remove AND p_strings IS NOT NULL THEN
-            INSERT INTO mark (string, record, n) SELECT s.string, p_digest, s.n FROM unnest(p_strings) WITH ORDINALITY AS s (string, n);
+            INSERT INTO mark (string, tag, until, record)
+            SELECT s.string, coalesce(s.tag, c_none), c_never, p_digest FROM unnest(p_strings, p_tags) AS s (string, tag);
         END IF;
+        have.indexed := false;
+    ELSIF p_keep AND NOT have.indexed AND have.strings IS NOT NULL AND (have.untils IS NOT NULL OR have.until <> 0) THEN
+        UPDATE mark k SET until = coalesce(nullif(coalesce(s.until, have.until), 0), c_never)
+        FROM unnest(have.strings, have.tags, have.untils) AS s (string, tag, until)
+        WHERE k.string = s.string AND k.tag = coalesce(s.tag, c_none) AND k.until = c_never AND k.record = p_digest;
+        have.indexed := true;
     END IF;
 
     IF p_remove THEN
         DELETE FROM record r WHERE r.digest = p_digest;
-        o_version := 0;
+        o_version := nextval('version');
+        INSERT INTO grave (digest, version, day) VALUES (p_digest, o_version, o_now / 86400000000)
+        ON CONFLICT (digest) DO UPDATE SET version = excluded.version, day = excluded.day;
         RETURN;
     END IF;
     IF NOT p_keep THEN
         have.strings := p_strings;
         have.tags := p_tags;
+        have.until := p_until;
         have.untils := p_untils;
         have.era := v_era;
         have.stamp := pg_current_xact_id();
     END IF;
-    o_version := v_next;
-    IF have.key IS NULL THEN
-        INSERT INTO record (digest, key, version, nonce, at, due, held, unsettled, header, body, era, stamp, strings, tags, untils, meters, amounts)
-        VALUES (p_digest, p_key, v_next, p_nonce, o_now, p_due, p_held, p_unsettled, p_header, p_body,
-                have.era, have.stamp, have.strings, have.tags, have.untils, have.meters, have.amounts);
-    ELSE
-        UPDATE record r
-        SET version = v_next, nonce = p_nonce, at = o_now, due = p_due, held = p_held, unsettled = p_unsettled, header = p_header, body = p_body,
-            era = have.era, stamp = have.stamp, strings = have.strings, tags = have.tags, untils = have.untils, meters = have.meters, amounts = have.amounts
-        WHERE r.digest = p_digest;
-    END IF;
+    UPDATE record r
+    SET version = nextval('version'), nonce = p_nonce, at = o_now, due = p_due, held = p_held, unsettled = p_unsettled, header = p_header, body = p_body,
+        era = have.era, stamp = have.stamp, strings = have.strings, tags = have.tags, until = have.until, untils = have.untils, indexed = have.indexed,
+        meters = have.meters, amounts = have.amounts
+    WHERE r.digest = p_digest
+    RETURNING r.version INTO o_version;
+END $$;
+-- +goose StatementEnd
+
+-- reserve and settle are what most calls come to: the Reserve of a new record that
+-- nothing is in the way of, and the Update that leaves strings and meters as they are.
+-- After the locks each is one statement, which has all its conditions in it. Where they do
+-- not hold nothing is done, the answer is NULL, and the same is asked of write.
+-- Otherwise the answer is the version and the time, as text: that costs the least.
+--
+-- +goose StatementBegin
+CREATE FUNCTION reserve(
+    p_locks bigint[], p_lanes bigint, p_epoch bytea, p_digest uuid, p_key bytea, p_nonce bytea,
+    p_due bigint, p_held boolean, p_unsettled boolean, p_header bytea, p_body bytea,
+    p_strings uuid[], p_tags uuid[], p_until bigint,
+    -- Strings with no tag to except; and, of the others, the tags before and after it.
+    p_probes uuid[], p_ranges uuid[], p_from uuid[], p_to uuid[]
+) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_lock bigint;
+    v_void text;
+    v_done text;
+BEGIN
+    FOREACH v_lock IN ARRAY p_locks LOOP
+        IF v_lock & 3 = 3 THEN
+            v_void := pg_advisory_xact_lock_shared(v_lock - 2);
+        ELSE
+            v_void := pg_advisory_xact_lock(v_lock);
+        END IF;
+    END LOOP;
+    WITH free AS MATERIALIZED (
+        SELECT m.era FROM meta m
+        WHERE m.epoch = p_epoch AND m.incarnation = current_setting('holdfast.incarnation', true) AND (p_lanes IS NULL OR m.lanes = p_lanes)
+          AND NOT EXISTS (SELECT FROM record r WHERE r.digest = p_digest)
+          AND NOT EXISTS (SELECT FROM mark k WHERE k.string = ANY (p_probes))
+          AND NOT EXISTS (SELECT FROM unnest(p_ranges, p_from, p_to) AS x (string, first, last) JOIN mark k ON k.string = x.string AND k.tag BETWEEN x.first AND x.last)
+    ), marked AS (
+        INSERT INTO mark (string, tag, until, record)
+        SELECT s.string, coalesce(s.tag, '00000000-0000-0000-0000-000000000000'), 9223372036854775807, p_digest
+        FROM free, unnest(p_strings, p_tags) AS s (string, tag)
+    )
+    INSERT INTO record AS r (digest, version, at, due, stamp, until, era, held, unsettled, indexed, key, nonce, header, body, strings, tags)
+    SELECT p_digest, nextval('version'), clock(), p_due, CASE WHEN p_strings IS NOT NULL THEN pg_current_xact_id() END, p_until, CASE WHEN p_strings IS NOT NULL THEN free.era END,
+           p_held, p_unsettled, false, p_key, p_nonce, p_header, p_body, p_strings, p_tags
+    FROM free
+    RETURNING r.version || ' ' || r.at INTO v_done;
+    RETURN v_done;
+END $$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+CREATE FUNCTION settle(
+    p_lock bigint, p_epoch bytea, p_digest uuid, p_key bytea, p_expected bigint, p_nonce bytea,
+    p_due bigint, p_held boolean, p_unsettled boolean, p_header bytea, p_body bytea,
+    p_strings uuid[], p_tags uuid[], p_until bigint
+) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_void text;
+    v_done text;
+BEGIN
+    v_void := pg_advisory_xact_lock(p_lock);
+    UPDATE record r
+    SET version = nextval('version'), nonce = p_nonce, at = clock(), due = p_due, held = p_held, unsettled = p_unsettled, header = p_header, body = p_body,
+        era = CASE WHEN p_strings IS NOT NULL THEN m.era END, stamp = CASE WHEN p_strings IS NOT NULL THEN pg_current_xact_id() END, until = p_until
+    FROM meta m
+    WHERE m.epoch = p_epoch AND m.incarnation = current_setting('holdfast.incarnation', true)
+      AND r.digest = p_digest AND r.version = p_expected AND r.key = p_key AND r.nonce <> p_nonce
+      AND r.strings IS NOT DISTINCT FROM p_strings AND r.tags IS NOT DISTINCT FROM p_tags AND r.untils IS NULL AND NOT r.indexed
+    RETURNING r.version || ' ' || r.at INTO v_done;
+    RETURN v_done;
 END $$;
 -- +goose StatementEnd
 
 -- +goose StatementBegin
 CREATE FUNCTION get(
     p_digest uuid, p_key bytea,
-    OUT o_now bigint, OUT o_version bigint, OUT o_nonce bytea, OUT o_at bigint, OUT o_due bigint,
+    OUT o_now bigint, OUT o_sequence bigint, OUT o_version bigint, OUT o_nonce bytea, OUT o_at bigint, OUT o_due bigint,
     OUT o_held boolean, OUT o_unsettled boolean, OUT o_header bytea, OUT o_body bytea
 ) LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     o_now := clock();
+    o_sequence := sequence();
     SELECT r.version, r.nonce, r.at, r.due, r.held, r.unsettled, r.header, r.body
     INTO o_version, o_nonce, o_at, o_due, o_held, o_unsettled, o_header, o_body
     FROM record r WHERE r.digest = p_digest AND r.key = p_key;
@@ -421,18 +618,19 @@ END $$;
 -- +goose StatementEnd
 
 -- list_due and list_held return one more than a page, to say whether there is another.
--- The clock's row comes first, so that an empty page has its time as well.
+-- The clock's row, with the last version, comes first, so that an empty page has its time as well.
 --
 -- +goose StatementBegin
 CREATE FUNCTION list_due(p_before bigint, p_after_due bigint, p_after_digest uuid, p_limit bigint)
-RETURNS TABLE (o_now bigint, o_digest uuid, o_key bytea, o_version bigint, o_nonce bytea, o_at bigint, o_due bigint,
+RETURNS TABLE (o_now bigint, o_sequence bigint, o_digest uuid, o_key bytea, o_version bigint, o_nonce bytea, o_at bigint, o_due bigint,
                o_held boolean, o_unsettled boolean, o_header bytea)
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     o_now := clock();
+    o_sequence := sequence();
     RETURN NEXT;
     RETURN QUERY
-        SELECT NULL::bigint, r.digest, r.key, r.version, r.nonce, r.at, r.due, r.held, r.unsettled, r.header
+        SELECT NULL::bigint, NULL::bigint, r.digest, r.key, r.version, r.nonce, r.at, r.due, r.held, r.unsettled, r.header
         FROM record r
         WHERE r.due IS NOT NULL AND r.due <= p_before AND (r.due, r.digest) > (p_after_due, p_after_digest)
         ORDER BY r.due, r.digest LIMIT p_limit + 1;
@@ -441,14 +639,15 @@ END $$;
 
 -- +goose StatementBegin
 CREATE FUNCTION list_held(p_after bytea, p_limit bigint)
-RETURNS TABLE (o_now bigint, o_digest uuid, o_key bytea, o_version bigint, o_nonce bytea, o_at bigint, o_due bigint,
+RETURNS TABLE (o_now bigint, o_sequence bigint, o_digest uuid, o_key bytea, o_version bigint, o_nonce bytea, o_at bigint, o_due bigint,
                o_held boolean, o_unsettled boolean, o_header bytea)
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     o_now := clock();
+    o_sequence := sequence();
     RETURN NEXT;
     RETURN QUERY
-        SELECT NULL::bigint, r.digest, r.key, r.version, r.nonce, r.at, r.due, r.held, r.unsettled, r.header
+        SELECT NULL::bigint, NULL::bigint, r.digest, r.key, r.version, r.nonce, r.at, r.due, r.held, r.unsettled, r.header
         FROM record r
         WHERE r.held AND substr(r.key, 1, 1000) >= substr(p_after, 1, 1000) AND r.key > p_after
         ORDER BY substr(r.key, 1, 1000), r.key LIMIT p_limit + 1;
@@ -456,8 +655,9 @@ END $$;
 -- +goose StatementEnd
 
 -- +goose StatementBegin
-CREATE FUNCTION meter_sum(p_digest uuid, OUT o_sum numeric) LANGUAGE plpgsql VOLATILE AS $$
+CREATE FUNCTION meter_sum(p_digest uuid, OUT o_sequence bigint, OUT o_sum numeric) LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
+    o_sequence := sequence();
     SELECT t.sum INTO o_sum FROM meter t WHERE t.digest = p_digest;
     o_sum := coalesce(o_sum, 0);
 END $$;

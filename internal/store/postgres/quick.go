@@ -1,0 +1,244 @@
+package postgres
+
+// The two functions that most calls come to, reserve and settle, are asked on the wire
+// and without the client's types: where both share a machine, encoding and scanning
+// costs as much as what is asked.
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/holdfast-dev/holdfast/internal/store"
+)
+
+// statement is prepared once on each connection that asks it.
+type statement struct{ name, text string }
+
+var (
+	reserveStatement = statement{"holdfast.reserve", "SELECT reserve($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)"}
+	settleStatement  = statement{"holdfast.settle", "SELECT settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"}
+)
+
+// values are those of a statement in binary form, one after the other in memory; nil
+// is NULL.
+type values struct {
+	memory []byte
+	values [][]byte
+}
+
+// add takes what was appended to memory since from.
+func (v *values) add(from int) {
+	v.values = append(v.values, v.memory[from:len(v.memory):len(v.memory)])
+}
+
+func (v *values) null() { v.values = append(v.values, nil) }
+
+func (v *values) bytes(b []byte) {
+	if b == nil {
+		b = []byte{}
+	}
+	v.values = append(v.values, b)
+}
+
+func (v *values) text(s string) {
+	from := len(v.memory)
+	v.memory = append(v.memory, s...)
+	v.add(from)
+}
+
+func (v *values) number(n int64) {
+	from := len(v.memory)
+	v.memory = binary.BigEndian.AppendUint64(v.memory, uint64(n))
+	v.add(from)
+}
+
+func (v *values) numberOrNull(n *int64) {
+	if n == nil {
+		v.null()
+		return
+	}
+	v.number(*n)
+}
+
+func (v *values) truth(b bool) {
+	from := len(v.memory)
+	v.memory = append(v.memory, 0)
+	if b {
+		v.memory[from] = 1
+	}
+	v.add(from)
+}
+
+func (v *values) digest(d digest) {
+	from := len(v.memory)
+	v.memory = append(v.memory, d[:]...)
+	v.add(from)
+}
+
+// head is that of an array of one dimension, without NULLs.
+func (v *values) head(oid uint32, n int) {
+	v.memory = binary.BigEndian.AppendUint32(v.memory, 1)
+	v.memory = binary.BigEndian.AppendUint32(v.memory, 0)
+	v.memory = binary.BigEndian.AppendUint32(v.memory, oid)
+	v.memory = binary.BigEndian.AppendUint32(v.memory, uint32(n))
+	v.memory = binary.BigEndian.AppendUint32(v.memory, 1)
+}
+
+func (v *values) numbers(ns []int64) {
+	from := len(v.memory)
+	v.head(pgtype.Int8OID, len(ns))
+	for _, n := range ns {
+		v.memory = binary.BigEndian.AppendUint32(v.memory, 8)
+		v.memory = binary.BigEndian.AppendUint64(v.memory, uint64(n))
+	}
+	v.add(from)
+}
+
+// digests are an array; none are NULL.
+func (v *values) digests(ds []digest) {
+	if len(ds) == 0 {
+		v.null()
+		return
+	}
+	from := len(v.memory)
+	v.head(pgtype.UUIDOID, len(ds))
+	for _, d := range ds {
+		v.memory = binary.BigEndian.AppendUint32(v.memory, uint32(len(d)))
+		v.memory = append(v.memory, d[:]...)
+	}
+	v.add(from)
+}
+
+// newValues has memory for all but header and body.
+func newValues(a *arguments, locks int) *values {
+	return &values{
+		memory: make([]byte, 0, 512+len(a.epoch)+len(a.key)+len(a.nonce)+12*locks+20*(2*len(a.marks)+6*len(a.probes))),
+		values: make([][]byte, 0, 18),
+	}
+}
+
+var binaryFormat = []int16{pgtype.BinaryFormatCode}
+
+// quickly asks one of the statements; nothing was done if the answer is not done.
+func (st statement) quickly(ctx context.Context, c *pgx.Conn, v *values) (answer answered, done bool, err error) {
+	pg := c.PgConn()
+	prepared, known := pg.CustomData()[st.name].(*pgconn.StatementDescription)
+	if !known {
+		if prepared, err = pg.Prepare(ctx, st.name, st.text, nil); err != nil {
+			return answered{}, false, err
+		}
+		pg.CustomData()[st.name] = prepared
+	}
+	result := pg.ExecStatement(ctx, prepared, v.values, binaryFormat, binaryFormat).Read()
+	if result.Err != nil {
+		return answered{}, false, result.Err
+	}
+	if len(result.Rows) != 1 || len(result.Rows[0]) != 1 {
+		return answered{}, false, fmt.Errorf("%s answered %d rows", st.name, len(result.Rows))
+	}
+	text := result.Rows[0][0]
+	if text == nil {
+		return answered{}, false, nil
+	}
+	first, second, _ := strings.Cut(string(text), " ")
+	version, errVersion := strconv.ParseUint(first, 10, 63)
+	now, errNow := strconv.ParseInt(second, 10, 64)
+	if errVersion != nil || errNow != nil {
+		return answered{}, false, fmt.Errorf("%s answered %q", st.name, text)
+	}
+	return answered{
+		outcome: outcomeWritten, version: version,
+		result: store.Result{Outcome: store.Written, Version: version, Now: time.UnixMicro(now).UTC()},
+	}, true, nil
+}
+
+// reserveQuickly makes a Reserve of a new record, if nothing at all is in its way.
+func (a *arguments) reserveQuickly(ctx context.Context, c *pgx.Conn, p plan) (answered, bool, error) {
+	if a.expected != 0 || a.meters != nil || a.untils != nil || a.over.eras != nil || p.makeStrings != nil {
+		return answered{}, false, nil
+	}
+	v := newValues(a, len(p.locks))
+	v.numbers(p.locks)
+	v.numberOrNull(p.generation)
+	v.text(a.epoch)
+	v.digest(a.digest)
+	v.text(a.key)
+	v.text(a.nonce)
+	v.numberOrNull(a.due)
+	v.truth(a.held)
+	v.truth(a.unsettled)
+	v.bytes(a.header)
+	v.bytes(a.body)
+	v.digests(a.strings)
+	v.digests(a.tags)
+	v.number(a.until)
+	var probes, ranges, from, to []digest
+	for _, p := range a.probes {
+		if p.except == (digest{}) {
+			probes = append(probes, p.digest)
+			continue
+		}
+		ranges = append(ranges, p.digest, p.digest)
+		from = append(from, digest{}, after(p.except))
+		to = append(to, before(p.except), lastDigest)
+	}
+	v.digests(probes)
+	v.digests(ranges)
+	v.digests(from)
+	v.digests(to)
+	return reserveStatement.quickly(ctx, c, v)
+}
+
+var lastDigest = digest(bytes.Repeat([]byte{0xff}, 16))
+
+// before and after are the neighbours of a digest. That of a tag is neither the first
+// nor the last.
+func before(d digest) digest {
+	for i := len(d) - 1; i >= 0; i-- {
+		if d[i]--; d[i] != 0xff {
+			break
+		}
+	}
+	return d
+}
+
+func after(d digest) digest {
+	for i := len(d) - 1; i >= 0; i-- {
+		if d[i]++; d[i] != 0 {
+			break
+		}
+	}
+	return d
+}
+
+// settleQuickly makes an Update that leaves strings and meters as they are.
+func (a *arguments) settleQuickly(ctx context.Context, c *pgx.Conn, p plan) (answered, bool, error) {
+	if a.expected == 0 || a.remove || a.keep || a.meters != nil || a.untils != nil {
+		return answered{}, false, nil
+	}
+	v := newValues(a, 1)
+	v.number(p.locks[0])
+	v.text(a.epoch)
+	v.digest(a.digest)
+	v.text(a.key)
+	v.number(a.expected)
+	v.text(a.nonce)
+	v.numberOrNull(a.due)
+	v.truth(a.held)
+	v.truth(a.unsettled)
+	v.bytes(a.header)
+	v.bytes(a.body)
+	v.digests(a.strings)
+	v.digests(a.tags)
+	v.number(a.until)
+	return settleStatement.quickly(ctx, c, v)
+}
