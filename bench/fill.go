@@ -102,7 +102,7 @@ func fillRole(args []string) error {
 	flags := flag.NewFlagSet("fill", flag.ContinueOnError)
 	at.bind(flags)
 	count := flags.Int64("count", 0, "how many records")
-	workers := flags.Int("workers", 64, "how many writes at once")
+	workers := flags.Int("workers", 128, "how many writes at once")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -123,7 +123,6 @@ func fillRole(args []string) error {
 			return err
 		}
 	}
-	fmt.Println("filled")
 	return nil
 }
 

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -79,6 +80,15 @@ func (b *bench) serve(name, role string, env []string, args ...string) (*process
 	defer late.Stop()
 	line, err := p.line()
 	return p, line, err
+}
+
+// finish waits for a process that ends by itself.
+func (b *bench) finish(p *process) error {
+	b.running = slices.DeleteFunc(b.running, func(q *process) bool { return q == p })
+	if err := p.wait(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", p.name, err, p.tail())
+	}
+	return nil
 }
 
 // line is the next line that the process says.

@@ -152,14 +152,16 @@ func (r *report) finish() {
 		ratio(name+"_new_p99_to_proxy", paying, proxy, p99)
 		ratio(name+"_replay_to_proxy", replaying, proxy, rps)
 		ratio(name+"_new_to_floor", paying, find(r.Results, "floor-"+name, workNew, 0), rps)
-		if len(r.Growth) == 0 {
-			continue
-		}
 		sizes := map[int]bool{}
 		for _, row := range r.Growth {
-			sizes[row.Records] = true
+			if row.Layer == name {
+				sizes[row.Records] = true
+			}
 		}
 		all := slices.Sorted(maps.Keys(sizes))
+		if len(all) == 0 {
+			continue
+		}
 		least, most := all[0], all[len(all)-1]
 		for _, workload := range []string{workNew, workReplay} {
 			few, many := find(r.Growth, name, workload, least), find(r.Growth, name, workload, most)
