@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"strconv"
 	"strings"
@@ -171,34 +170,33 @@ func (c *checker) run() error {
 		if r.Unsettled {
 			rank += unsettledRank
 		}
-		marks, err := unpackMarks(d.marks)
+		marks, err := unpackMarks(d)
 		if err != nil {
 			c.add("record %q: %w", r.Key, err)
 		}
 		for name, end := range marks {
-			text := name[:markSize]
+			text := name[:hashSize]
 			if groups[text] == nil {
 				groups[text] = map[placed]placedMark{}
 			}
-			groups[text][placed{id, name[markSize:]}] = placedMark{end, rank}
+			groups[text][placed{id, name[hashSize:]}] = placedMark{end, rank}
 		}
 		if err := addEntries(sums, d.entries); err != nil {
 			c.add("record %q: %w", r.Key, err)
 		}
 	}
 	for text, marks := range groups {
-		if value := c.hashes["marks"][text]; len(value)%4 != 1 || len(marks) <= smallGroup {
-			c.few(text, value, marks)
-		} else {
-			for p, m := range marks {
-				put("m"+text+p.tag, p.id, m.rank)
-				end := float64(m.end)
-				if m.end == 0 {
-					end = math.Inf(1)
-				}
-				put("e"+text+p.tag, p.id, end)
+		latest := c.value(text, c.hashes["marks"][text], marks)
+		for p, m := range marks {
+			if latest[p] {
+				continue
 			}
-			c.tags(text, value[1:], marks)
+			put("m"+text+p.tag, p.id, m.rank)
+			end := float64(m.end)
+			if m.end == 0 {
+				end = math.Inf(1)
+			}
+			put("e"+text+p.tag, p.id, end)
 		}
 	}
 	for text := range c.hashes["marks"] {
@@ -233,53 +231,65 @@ type placedMark struct {
 	rank float64
 }
 
-// few holds a string's value against its marks, which are few.
-func (c *checker) few(text, value string, want map[placed]placedMark) {
-	if len(want) > largeGroup {
-		c.add("%d marks %x lie in one value", len(want), text)
-	}
-	n := 0
-	for rest := value; rest != ""; n++ {
-		if len(rest) < hashSize+12 {
-			c.add("marks %x are cut short", text)
-			return
+// value holds a string's value against its marks, and returns those that lie in it.
+func (c *checker) value(text, value string, want map[placed]placedMark) map[placed]bool {
+	latest, tags := map[placed]bool{}, map[string]bool{}
+	rest := value
+	if rest != "" && rest[0] >= manyTagged {
+		n := 0
+		if len(rest) >= 3 {
+			n = int(bigEndian(rest[1:3]))
 		}
-		p := placed{id: rest[:hashSize]}
-		m := placedMark{end: bigEndian(rest[hashSize : hashSize+6])}
-		rank := bigEndian(rest[hashSize+6 : hashSize+12])
-		rest = rest[hashSize+12:]
-		if rank%unsettledRank >= mostVersions {
-			if len(rest) < hashSize {
-				c.add("marks %x are cut short", text)
-				return
+		if len(rest) < 3+n*hashSize {
+			c.add("the tags of marks %x are cut short", text)
+			return latest
+		}
+		tags[""] = rest[0] == manyUntagged
+		for rest = rest[3:]; n > 0; n-- {
+			tags[rest[:hashSize]], rest = true, rest[hashSize:]
+		}
+	}
+	seen := map[string]bool{}
+	for rest != "" {
+		n, tag := int(rest[0]), ""
+		rest = rest[1:]
+		if n >= groupTagged && len(rest) >= hashSize {
+			n, tag, rest = n-groupTagged, rest[:hashSize], rest[hashSize:]
+		}
+		if n == 0 || len(rest) < n*hashSize || seen[tag] {
+			c.add("marks %x are cut short, or a tag comes twice: %x", text, value)
+			return latest
+		}
+		seen[tag] = true
+		for range n {
+			p := placed{rest[:hashSize], tag}
+			rest = rest[hashSize:]
+			if _, ok := want[p]; !ok || latest[p] {
+				c.add("mark %x with tag %x of record %x is not one of its marks, or comes twice", text, tag, p.id)
 			}
-			rank -= mostVersions
-			p.tag, rest = rest[:hashSize], rest[hashSize:]
-		}
-		m.rank = float64(rank)
-		if w, ok := want[p]; !ok || w != m {
-			c.add("mark %x of record %x is %v, must be %v (there: %t)", text, p.id, m, w, ok)
+			latest[p] = true
 		}
 	}
-	if n != len(want) {
-		c.add("%d marks %x are there, must be %d", n, text, len(want))
+	if len(latest) > mostLatest {
+		c.add("%d marks %x lie in one value", len(latest), text)
 	}
-}
-
-// tags holds the tags that are listed of a string against its marks.
-func (c *checker) tags(text, listed string, marks map[placed]placedMark) {
-	have, want := map[string]bool{}, map[string]bool{}
-	for ; len(listed) >= hashSize; listed = listed[hashSize:] {
-		have[listed[:hashSize]] = true
-	}
-	for p := range marks {
-		if p.tag != "" {
-			want[p.tag] = true
+	wanted := map[string]bool{}
+	for p := range want {
+		if !latest[p] {
+			wanted[p.tag] = true
 		}
 	}
-	if !maps.Equal(have, want) || listed != "" {
-		c.add("marks %x are listed with %d tags, must be %d", text, len(have), len(want))
+	for tag := range wanted {
+		if !tags[tag] {
+			c.add("marks %x do not name tag %x", text, tag)
+		}
 	}
+	for tag, named := range tags {
+		if named && !wanted[tag] {
+			c.add("marks %x name tag %x, and have none with it", text, tag)
+		}
+	}
+	return latest
 }
 
 // compare reports each way in which the keys of one type differ from what they must be.
@@ -301,36 +311,33 @@ func compare[V comparable](c *checker, kind string, want, have map[string]map[st
 }
 
 // unpackMarks reads a record's marks: names and when each ends.
-func unpackMarks(b string) (map[string]int64, error) {
+func unpackMarks(d stored) (map[string]int64, error) {
 	marks := map[string]int64{}
-	if b == "" {
-		return marks, nil
-	}
 	cut := fmt.Errorf("%w: marks are cut short", errDamaged)
-	if len(b) < endSize {
-		return nil, cut
-	}
-	common, rest := bigEndian(b[:endSize]), b[endSize:]
-	for rest != "" {
-		kind, n := rest[0], markSize
+	owns := false
+	for rest := d.marks; rest != ""; {
+		kind, n := rest[0], hashSize
 		if kind&markTagged != 0 {
-			n = markSize + hashSize
+			n += hashSize
 		}
 		if len(rest) < 1+n {
 			return nil, cut
 		}
-		name, end := rest[1:1+n], common
+		name, end := rest[1:1+n], d.end
 		rest = rest[1+n:]
 		if kind&markOwnEnd != 0 {
 			if len(rest) < endSize {
 				return nil, cut
 			}
-			end, rest = bigEndian(rest[:endSize]), rest[endSize:]
+			end, rest, owns = bigEndian(rest[:endSize]), rest[endSize:], true
 		}
 		if _, twice := marks[name]; twice {
 			return nil, fmt.Errorf("%w: mark %x comes twice", errDamaged, name)
 		}
 		marks[name] = end
+	}
+	if owns != d.ownEnds {
+		return nil, fmt.Errorf("%w: some marks have ends of their own: %t, the record says %t", errDamaged, owns, d.ownEnds)
 	}
 	return marks, nil
 }

@@ -38,6 +38,7 @@ func Hash(key string) string { return hash(key) }
 // DecimalScript runs the store's arithmetic on two decimals.
 func DecimalScript() string {
 	return strings.Join([]string{"#!lua flags=no-writes\n", luaClock, luaPrelude, luaDecimal, `
+local compare, add, subtract = decimals()
 local c, d = compare(ARGV[3], ARGV[4]), subtract(ARGV[3], ARGV[4])
 return {add(ARGV[3], ARGV[4]), d or '', c < 0 and '-1' or c > 0 and '1' or '0'}
 `}, "")

@@ -1,31 +1,32 @@
 package redis
 
 // How records lie in the server. All keys begin with the namespace as hash tag.
-// Strings that may be long or hold any byte are hashed: a key (its hash is the
-// record's id), a tag and a meter to 16 bytes, a mark's string to 12. A key is kept
-// whole in its record, and held against what is asked for.
+// Strings that may be long or hold any byte are hashed to 12 bytes: a key (its hash is
+// the record's id), a mark's string, a tag and a meter. A key is kept whole in its
+// record, and held against what is asked for.
 //
 //	meta            hash: format, epoch, domain, sequence; of each process its name →
 //	                count of its writes, day, void tickets; the day of the last sweep of those
 //	r<id>           string: the record without its body
 //	b<id>           string: the body, if there is one
-//	marks           hash: mark → its few marks, packed; or, of many, their tags
-//	m<mark>[<tag>]  sorted set: id → rank, of many marks of one string and tag
+//	marks           hash: string → the latest of its marks, and which tags the others have
+//	m<mark>[<tag>]  sorted set: id → rank, of the other marks of one string and tag
 //	e<mark>[<tag>]  sorted set: id → end, infinite for none, of the same
 //	due             sorted set: id → milliseconds
 //	held            sorted set in the order of bytes: key and id
 //	sums            hash: meter → decimal, never 0
 //
 // A record's rank is its version, and higher by 2^47 if it is unsettled: many marks
-// read from their top give the most telling records first. Few marks are one value
-// because most strings have a single one, and a key of its own would be most of what
-// it costs. Epoch, sequence and counts lie in one key, so that none can be lost without
-// the others. No key expires.
+// read from their top give the most telling records first. The latest marks are one
+// value because most strings have a single one, and a key of its own would be most of
+// what it costs; and because a value says only whose they are, so that a record whose
+// state changes, which most do soon after they are made, leaves it alone. Epoch, sequence and counts lie in one key, so that none can be lost
+// without the others. No key expires.
 //
-// The record: format, version, time in microseconds, due, flags, stamp of its
-// marks, and the lengths of nonce, key, marks, meter entries; then these four, and
-// the header. Marks: the end that most have, and of each a byte (1: it has a tag;
-// 2: it has another end), the hash, the tag, the end. Entries: hash, length, decimal.
+// The record: format, version, time in microseconds, due, flags, stamp of its marks,
+// the end that most of them have, and the lengths of nonce, key, marks, meter entries;
+// then these four, and the header. Marks: of each a byte (1: it has a tag; 2: it has
+// another end), the hash, the tag, the end. Entries: hash, length, decimal.
 
 import (
 	"crypto/sha256"
@@ -46,28 +47,35 @@ const (
 	format1      = "1"
 	recordFormat = 1
 
-	// A collision of two marks' hashes makes a probe hit too much, never too little:
-	// their hashes are shorter, because there are many.
-	hashSize = 16
-	markSize = 12
+	// A collision of two marks' hashes makes a probe hit too much, of two keys' or
+	// meters' is an error or a sum too high.
+	hashSize = 12
 	endSize  = 6
 	// entrySize is that of what is kept of a process.
 	entrySize = 6 + 3 + 6
-	// mostVersions, unsettledRank, largeGroup and smallGroup are MOST, UNSETTLED, LARGE
-	// and SMALL of lua/prelude.lua.
+	// mostVersions, unsettledRank and mostLatest are MOST, UNSETTLED and LARGE of
+	// lua/prelude.lua.
 	mostVersions  = 1 << 46
 	unsettledRank = 1 << 47
-	largeGroup    = 32
-	smallGroup    = 16
+	mostLatest    = 32
 
+	// The flags of a record, and those of each of its marks.
 	flagHeld      = 1
 	flagUnsettled = 2
+	flagOwnEnds   = 4
 
 	markTagged = 1
 	markOwnEnd = 2
 
+	// groupTagged is added to the number of a group's few marks, if they have a tag.
+	groupTagged = 128
+	// manyTagged and manyUntagged begin the value of a string with other marks; with
+	// the latter some of those have no tag.
+	manyTagged   = 254
+	manyUntagged = 255
+
 	// recordFixed is the length of what comes before the nonce.
-	recordFixed = 1 + 6 + 7 + 6 + 1 + 6 + 2 + 2 + 3 + 3
+	recordFixed = 1 + 6 + 7 + 6 + 1 + 6 + 6 + 2 + 2 + 3 + 3
 )
 
 var (
@@ -126,8 +134,6 @@ func hash(text string) string {
 	return string(sum[:hashSize])
 }
 
-func markHash(text string) string { return hash(text)[:markSize] }
-
 // heldEntry sorts by key, byte for byte, and ends with the id: a zero byte of the
 // key is followed by 255, and the key ends with 0, 1.
 func heldEntry(key, id string) string {
@@ -137,11 +143,24 @@ func heldEntry(key, id string) string {
 // mark tells a record's marks apart; what is kept of each is its end.
 type mark struct{ text, tag string }
 
+// packed are marks as they are sent.
+type packed struct {
+	// marks are what the record keeps of them, and end is that which most have.
+	marks string
+	end   int64
+	// ownEnds says that some have another one.
+	ownEnds bool
+	// strings are those that have marks, hashed, each once, and alone is the value of
+	// each as long as nobody else has marks of it.
+	strings, alone []string
+}
+
 // packMarks hashes marks. Of two that differ in their end only, the later end is
 // what probes see.
-func packMarks(marks []store.Mark) string {
+func packMarks(id string, marks []store.Mark) packed {
+	var p packed
 	if len(marks) == 0 {
-		return ""
+		return p
 	}
 	ends := make(map[mark]int64, len(marks))
 	order := make([]mark, 0, len(marks))
@@ -155,26 +174,42 @@ func packMarks(marks []store.Mark) string {
 		}
 		ends[id] = end
 	}
-	common := ends[order[0]]
-	b := make([]byte, 0, endSize+len(order)*(1+markSize+hashSize+endSize))
-	b = append48(b, common)
+	p.end = ends[order[0]]
+	b := make([]byte, 0, len(order)*(1+2*hashSize+endSize))
+	at := make(map[string]int, len(order))
 	for _, m := range order {
-		kind, end := byte(0), ends[m]
+		kind, end, text, tag := byte(0), ends[m], hash(m.text), ""
 		if m.tag != "" {
 			kind |= markTagged
+			tag = hash(m.tag)
 		}
-		if end != common {
+		if end != p.end {
 			kind |= markOwnEnd
+			p.ownEnds = true
 		}
-		b = append(append(b, kind), markHash(m.text)...)
-		if m.tag != "" {
-			b = append(b, hash(m.tag)...)
-		}
-		if end != common {
+		b = append(append(append(b, kind), text...), tag...)
+		if end != p.end {
 			b = append48(b, end)
 		}
+		i, ok := at[text]
+		if !ok {
+			i = len(p.strings)
+			at[text] = i
+			p.strings, p.alone = append(p.strings, text), append(p.alone, "")
+		}
+		p.alone[i] += group(tag, id)
 	}
-	return string(b)
+	p.marks = string(b)
+	return p
+}
+
+// group is the marks of one tag, few, of records with these ids.
+func group(tag string, ids string) string {
+	n := byte(len(ids) / hashSize)
+	if tag != "" {
+		n += groupTagged
+	}
+	return string([]byte{n}) + tag + ids
 }
 
 // append48 appends a time in milliseconds; 48 bits reach far beyond the year 9998.
@@ -194,6 +229,8 @@ func bigEndian(b string) int64 {
 type stored struct {
 	record  store.Record
 	stamp   uint64
+	end     int64
+	ownEnds bool
 	marks   string
 	entries string
 }
@@ -209,7 +246,7 @@ func decode(value string) (stored, error) {
 		fixed = fixed[size:]
 		return n
 	}
-	version, at, due, flags, stamp := number(6), number(7), number(6), number(1), number(6)
+	version, at, due, flags, stamp, end := number(6), number(7), number(6), number(1), number(6), number(6)
 	var parts [4]string
 	for i, size := range []int{2, 2, 3, 3} {
 		n := int(number(size))
@@ -223,7 +260,7 @@ func decode(value string) (stored, error) {
 			Key: parts[1], Version: uint64(version), Nonce: parts[0], At: time.UnixMicro(at).UTC(),
 			Held: flags&flagHeld != 0, Unsettled: flags&flagUnsettled != 0,
 		},
-		stamp: uint64(stamp), marks: parts[2], entries: parts[3],
+		stamp: uint64(stamp), end: end, ownEnds: flags&flagOwnEnds != 0, marks: parts[2], entries: parts[3],
 	}
 	if due != 0 {
 		d.record.Due = time.UnixMilli(due).UTC()

@@ -89,7 +89,7 @@ func (s *Store) write(ctx context.Context, doing string, w store.Write, probes [
 // argID is where arguments has the record's id.
 const argID = 4
 
-// arguments are those of lua/write.lua, without the prefix, in memory of their own:
+// arguments are those of lua/write.lua, without prefix and process, in memory of their own:
 // they may be sent after the caller has left.
 func arguments(w store.Write, probes []store.Probe, covered uint64) ([]string, error) {
 	id := hash(w.Key)
@@ -110,28 +110,41 @@ func arguments(w store.Write, probes []store.Probe, covered uint64) ([]string, e
 			flags |= flagUnsettled
 		}
 	}
-	args := make([]string, 0, 15+3*len(w.Meters)+3*len(probes))
+	marks := packMarks(id, w.Marks)
+	if marks.ownEnds {
+		flags |= flagOwnEnds
+	}
+	args := make([]string, 0, 18+3*len(w.Meters)+2*len(probes)+2*len(marks.strings))
+	firsts := make([]byte, len(probes))
+	for i, p := range probes {
+		firsts[i] = '0'
+		if p.First {
+			firsts[i] = '1'
+		}
+	}
 	args = append(args,
 		w.Epoch, strconv.FormatUint(w.Expected, 10), w.Nonce, mode, id, strconv.FormatInt(due, 10), strconv.Itoa(flags),
-		heldEntry(w.Key, id), w.Key, header, body, packMarks(w.Marks), strconv.FormatUint(covered, 10),
-		strconv.Itoa(len(w.Meters)))
+		heldEntry(w.Key, id), w.Key, header, body, marks.marks, strconv.FormatInt(marks.end, 10),
+		strconv.FormatUint(covered, 10), string(firsts),
+		strconv.Itoa(len(w.Meters)), strconv.Itoa(len(probes)), strconv.Itoa(len(marks.strings)))
+	for _, p := range probes {
+		args = append(args, hash(p.String))
+	}
+	args = append(args, marks.strings...)
+	for _, p := range probes {
+		except := ""
+		if p.Except != "" {
+			except = hash(p.Except)
+		}
+		args = append(args, except)
+	}
+	args = append(args, marks.alone...)
 	for _, m := range w.Meters {
 		amount, err := canonical(m.Amount)
 		if err != nil {
 			return nil, err
 		}
 		args = append(args, hash(m.Meter), amount, m.Limit)
-	}
-	args = append(args, strconv.Itoa(len(probes)))
-	for _, p := range probes {
-		except, first := "", "0"
-		if p.Except != "" {
-			except = hash(p.Except)
-		}
-		if p.First {
-			first = "1"
-		}
-		args = append(args, markHash(p.String), except, first)
 	}
 	return args, nil
 }
@@ -148,7 +161,7 @@ func (s *Store) result(doing string, a []valkey.ValkeyMessage, w store.Write, pr
 		}
 		return store.Result{}, fmt.Errorf("%w: the store has epoch %q, the writer knows %q", store.ErrMemoryLost, have, w.Epoch)
 	case "watermark":
-		return store.Result{}, fmt.Errorf("%w: watermark %d is beyond the store's sequence %s", store.ErrInvalid, covered, r.text())
+		return store.Result{}, fmt.Errorf("%w: watermark %d is beyond the store's sequence %d", store.ErrInvalid, covered, r.number())
 	case "written":
 		result = store.Result{Outcome: store.Written, Now: r.time(), Version: r.number()}
 	case "mismatch":
@@ -159,7 +172,7 @@ func (s *Store) result(doing string, a []valkey.ValkeyMessage, w store.Write, pr
 			result.Meter = w.Meters[i].Meter
 		}
 	case "blocked":
-		result = store.Result{Outcome: store.Blocked, Now: r.time(), Watermark: store.Watermark(r.text()), HitCount: int(r.number())}
+		result = store.Result{Outcome: store.Blocked, Now: r.time(), Watermark: store.Watermark(strconv.FormatUint(r.number(), 10)), HitCount: int(r.number())}
 		for _, hit := range r.text() {
 			result.ProbeHits = append(result.ProbeHits, hit == '1')
 		}
@@ -230,15 +243,20 @@ func (r *reader) text() string {
 }
 
 func (r *reader) number() uint64 {
-	text := r.text()
 	if r.err != nil {
 		return 0
 	}
-	n, err := strconv.ParseUint(text, 10, 64)
-	if err != nil {
-		r.err = fmt.Errorf("part %d of the answer: %w", r.at, err)
+	if r.at >= len(r.answer) {
+		r.err = fmt.Errorf("an answer of %d parts only", len(r.answer))
+		return 0
 	}
-	return n
+	n, err := r.answer[r.at].AsInt64()
+	r.at++
+	if err != nil || n < 0 {
+		r.err = fmt.Errorf("part %d of the answer is %d: %w", r.at, n, err)
+		return 0
+	}
+	return uint64(n)
 }
 
 func (r *reader) time() time.Time {

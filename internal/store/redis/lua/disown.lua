@@ -1,7 +1,7 @@
 -- KEYS: meta. ARGV: prefix, process, epoch, the next one. → count.
 local m = open(KEYS[1])
 if m.epoch ~= ARGV[3] then
-  return {text(m.count)}
+  return {m.count}
 end
 call('HSET', KEYS[1], 'epoch', ARGV[4], NAME, entry(m.count + 1, now(), m.void))
-return {text(m.count + 1)}
+return {m.count + 1}

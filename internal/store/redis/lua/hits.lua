@@ -1,98 +1,98 @@
 -- Which records a Reserve's probes hit.
 --
--- Marks of the same string and tag are a group. A small group is looked through. A
--- large one has its records in the order in which they are told, and also by the end
--- of their marks: that counts those not yet over, and tells whether a record is among
--- them. So the most telling are read from the top of the one, and counted by the
--- other, and only where large groups overlap, or a watermark covers a part, are marks
--- counted one by one, in pages.
+-- Marks of the same string and tag are a group. Of those in the string's value, a
+-- small group, each record is looked at. Those that are not, a large group, are there
+-- in the order in which their records are told, and also by the end of the marks: that
+-- counts those not yet over, and tells whether a record is among them. So the most
+-- telling are read from the top of the one, and counted by the other, and only where
+-- large groups overlap, or a watermark covers a part, are marks counted one by one, in
+-- pages.
 
 local MAXHITS, PAGE = 64, 256
 
 -- search returns nil, or what was hit: count, whether each probe was hit, and the
--- most telling records with their probes. n probes begin at ARGV[first]; values are
--- those of their strings; own is the record that is not hit; covered is the highest
--- stamp passed over.
-local function search(first, n, values, own, covered, ms)
-  local probes = {}
+-- most telling records with their probes. n probes have their strings from
+-- ARGV[first] on, the values of these, their excepted tags from ARGV[excepted] on, and
+-- firsts; own is the record that is not hit; covered is the highest stamp passed over.
+local function search(first, n, values, excepted, firsts, own, covered, ms)
+  local probes, byString = {}, {}
   for i = 1, n do
-    local at = first + 3 * (i - 1)
-    probes[i] = {hash = ARGV[at], except = ARGV[at + 1], first = ARGV[at + 2] == '1'}
+    local hash = ARGV[first + i - 1]
+    local p = {except = ARGV[excepted + i - 1], first = sub(firsts, i, i) == '1', groups = {}}
+    probes[i] = p
+    local of = byString[hash]
+    if not of then
+      of = {value = values[i], probes = {}}
+      byString[hash] = of
+    end
+    of.probes[#of.probes + 1] = p
   end
 
+  local known = {}
+  local function factsOf(id)
+    local f = known[id]
+    if not f then
+      f = facts(id)
+      known[id] = f
+    end
+    return f
+  end
   -- A record's stamp is one for all its marks, and not above its version.
-  local stamps = {}
   local function passedOver(id, rank)
-    if covered == 0 then
-      return false
-    end
-    local version = rank % UNSETTLED
-    if version <= covered then
-      return true
-    end
-    if not stamps[id] then
-      local value = call('GETRANGE', P .. 'r' .. id, 21, 26)
-      if #value ~= 6 then
-        damaged('a mark of a record that is not there')
-      end
-      stamps[id] = unpackFrom('>I6', value)
-    end
-    return stamps[id] <= covered
+    return covered > 0 and (rank % UNSETTLED <= covered or factsOf(id).stamp <= covered)
   end
 
   local all, small, big = {}, {}, {}
-  local byString = {}
-  for hash, value in pairs(values) do
-    local of = {}
-    if value and large(value) then
-      for _, tag in ipairs(tagsOf(value)) do
-        local g = {marks = P .. 'm' .. hash .. tag, ends = P .. 'e' .. hash .. tag}
-        g.n = call('ZCARD', g.marks)
-        if g.n > 0 then
-          g.over = call('ZCOUNT', g.ends, '-inf', text(ms))
+  for hash, of in pairs(byString) do
+    -- probed gives a group to the probes that ask for it. One whose tag all except is
+    -- not looked at.
+    local function probed(tag)
+      local g
+      for _, p in ipairs(of.probes) do
+        if tag == '' or tag ~= p.except then
+          g = g or {}
+          g.first = g.first or p.first
+          p.groups[#p.groups + 1] = g
+        end
+      end
+      return g
+    end
+    if of.value then
+      local from = few(of.value)
+      for _, tag in ipairs(from > 1 and tagsOf(of.value) or {}) do
+        local g = probed(tag)
+        if g then
+          g.marks, g.ends = P .. 'm' .. hash .. tag, P .. 'e' .. hash .. tag
+          g.n = call('ZCARD', g.marks)
+          g.over = call('ZCOUNT', g.ends, '-inf', ms)
           g.live = g.n - g.over
           local mine = call('ZSCORE', g.ends, own)
           if mine and not over(mine, ms) then
             g.live = g.live - 1
           end
-          of[tag], big[#big + 1], all[#all + 1] = g, g, g
+          big[#big + 1], all[#all + 1] = g, g
         end
       end
-    elseif value then
-      each(value, function(id, ends, rank, tag)
-        if id ~= own and (ends == 0 or ms < ends) and not passedOver(id, rank) then
-          local g = of[tag]
-          if not g then
-            g = {top = {}, has = {}, any = true}
-            of[tag], small[#small + 1], all[#all + 1] = g, g, g
+      for _, part in ipairs(groupsOf(of.value, from)) do
+        local g = probed(part.tag)
+        if g then
+          g.top, g.has = {}, {}
+          small[#small + 1], all[#all + 1] = g, g
+          for i = 1, #part.ids, HASH do
+            local id = sub(part.ids, i, i + HASH - 1)
+            if id ~= own then
+              local f = factsOf(id)
+              local ends = f.ends(hash, part.tag)
+              if (ends == 0 or ms < ends) and not passedOver(id, f.rank) then
+                g.any = true
+                g.top[#g.top + 1], g.has[id] = {id = id, rank = f.rank}, true
+              end
+            end
           end
-          g.top[#g.top + 1], g.has[id] = {id = id, rank = rank}, true
         end
-      end)
-    end
-    byString[hash] = of
-  end
-  for _, p in ipairs(probes) do
-    p.groups = {}
-    for tag, g in pairs(byString[p.hash]) do
-      if tag == '' or tag ~= p.except then
-        g.probed = true
-        g.first = g.first or p.first
-        p.groups[#p.groups + 1] = g
       end
     end
   end
-  -- A group whose tag every probe excepts is hit by none.
-  local function probed(groups)
-    local those = {}
-    for _, g in ipairs(groups) do
-      if g.probed then
-        those[#those + 1] = g
-      end
-    end
-    return those
-  end
-  all, small, big = probed(all), probed(small), probed(big)
   table.sort(big, function(a, b) return a.live < b.live end)
 
   -- chunks calls fn with at most a page of ids at a time, and where they begin.
@@ -135,8 +135,8 @@ local function search(first, n, values, own, covered, ms)
       return {{0, g.n - 1}}
     end
     return {
-      {call('ZCOUNT', g.marks, '-inf', text(covered)), call('ZCOUNT', g.marks, '-inf', '(' .. text(UNSETTLED)) - 1},
-      {call('ZCOUNT', g.marks, '-inf', text(UNSETTLED + covered)), g.n - 1},
+      {call('ZCOUNT', g.marks, '-inf', covered), call('ZCOUNT', g.marks, '-inf', '(' .. text(UNSETTLED)) - 1},
+      {call('ZCOUNT', g.marks, '-inf', UNSETTLED + covered), g.n - 1},
     }
   end
 
@@ -162,7 +162,7 @@ local function search(first, n, values, own, covered, ms)
           ids[i] = c.id
         end
         fn(ids)
-        stamps = {}
+        known = {}
       end
     end
   end
@@ -247,14 +247,14 @@ local function search(first, n, values, own, covered, ms)
     return nil
   end
 
-  local best, known = {}, {}
+  local best, told = {}, {}
   for _, g in ipairs(all) do
     for _, c in ipairs(g.top) do
-      if not known[c.id] then
-        known[c.id] = c
+      if not told[c.id] then
+        told[c.id] = c
         best[#best + 1] = c
       end
-      known[c.id].first = known[c.id].first or g.first
+      told[c.id].first = told[c.id].first or g.first
     end
   end
   table.sort(best, function(a, b)
@@ -271,7 +271,7 @@ local function search(first, n, values, own, covered, ms)
     g.has = g.any and among(g, ids) or {}
   end
 
-  local reply = {text(count), ''}
+  local reply = {count, ''}
   local hit = {}
   for i, p in ipairs(probes) do
     hit[i] = '0'

@@ -7,7 +7,7 @@ local after, afterDue = ARGV[6], ARGV[7]
 
 -- before compares bytes; Lua's own comparison goes by the server's locale.
 local function before(a, b)
-  for i = 1, 16 do
+  for i = 1, HASH do
     local x, y = byte(a, i), byte(b, i)
     if x ~= y then
       return x < y
@@ -40,9 +40,9 @@ else
   entries = stop < from and {} or call('ZRANGE', list, from, stop)
 end
 
-local page = {text(m.count), text(now()), #entries > size and '1' or '0'}
+local page = {m.count, now(), #entries > size and '1' or '0'}
 for i = 1, math.min(#entries, size) do
-  local record = call('GET', P .. 'r' .. sub(entries[i], -16))
+  local record = call('GET', P .. 'r' .. sub(entries[i], -HASH))
   if not record then
     damaged('a record is listed as ' .. what .. ' and is not there')
   end

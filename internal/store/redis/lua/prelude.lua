@@ -7,7 +7,7 @@
 -- below 2^46 by check; decimals are computed in limbs.
 
 local call = redis.call
-local sub, byte, match, rep, format = string.sub, string.byte, string.match, string.rep, string.format
+local sub, byte, char, match, rep, format = string.sub, string.byte, string.char, string.match, string.rep, string.format
 local pack, unpackFrom = struct.pack, struct.unpack
 
 -- FORMAT is that of the whole namespace, RECORD that of one record's value.
@@ -15,9 +15,13 @@ local FORMAT, RECORD = '1', 1
 -- MOST is where versions end. A settled record ranks by its version, an unsettled
 -- one by its version and UNSETTLED.
 local MOST, UNSETTLED = 70368744177664, 140737488355328
--- A string has at most LARGE marks in one value; when only SMALL are left they
--- come back there.
+-- A string has at most LARGE marks in its value; when there are more, all but SMALL
+-- are moved to where there can be many.
 local LARGE, SMALL = 32, 16
+-- Flags of a record: the last says that some of its marks have ends of their own.
+local HELD, NOTSETTLED, OWNENDS = 1, 2, 4
+-- HASH is the length of an id, of a mark's, a tag's and a meter's hash.
+local HASH = 12
 
 -- The process that asks (see process.go): its name, the count of its writes that it
 -- was told of, the ticket of this question, and up to which one they are void.
@@ -52,20 +56,20 @@ end
 -- open reads who the store is, and what it has of the process that asks. Nothing but
 -- this is read of a store of another format.
 local function open(key)
-  local m = call('HMGET', key, 'format', 'epoch', 'domain', 'sequence', NAME)
+  local m = call('HMGET', key, 'format', 'epoch', 'sequence', NAME)
   if m[1] and m[1] ~= FORMAT then
     refuse('HOLDFASTFORMAT', m[1])
   end
-  if not m[1] and (m[2] or m[3] or m[4]) then
+  if not m[1] and (m[2] or m[3]) then
     damaged('the identity has no format')
   end
-  local sequence = tonumber(m[4] or '0')
+  local sequence = tonumber(m[3] or '0')
   if not sequence or sequence >= MOST - 1 then
-    damaged('the sequence is ' .. tostring(m[4]))
+    damaged('the sequence is ' .. tostring(m[3]))
   end
   local count, day, void = 0, 0, 0
-  if m[5] then
-    count, day, void = unpackFrom('>I6I3I6', m[5])
+  if m[4] then
+    count, day, void = unpackFrom('>I6I3I6', m[4])
   end
   if TICKET <= void then
     refuse('HOLDFASTLATE', text(TICKET))
@@ -82,7 +86,7 @@ local function open(key)
     void = VOID
     call('HSET', key, NAME, entry(count, now(), void))
   end
-  return {epoch = m[2] or '', domain = m[3] or '', sequence = sequence, count = count, day = day, void = void}
+  return {epoch = m[2] or '', sequence = sequence, count = count, day = day, void = void}
 end
 
 -- read takes a record's value apart; nil if there is none.
@@ -93,63 +97,121 @@ local function read(value)
   if byte(value, 1) ~= RECORD then
     refuse('HOLDFASTFORMAT', 'of a record: ' .. tostring(byte(value, 1)))
   end
-  local r = {}
-  local nonce, key, marks, entries, at
-  r.version, r.at, r.due, r.flags, r.stamp, nonce, key, marks, entries, at =
-    unpackFrom('>I6I7I6BI6I2I2I3I3', value, 2)
-  r.nonce, at = sub(value, at, at + nonce - 1), at + nonce
-  r.key, at = sub(value, at, at + key - 1), at + key
-  r.marks, at = sub(value, at, at + marks - 1), at + marks
-  r.entries = sub(value, at, at + entries - 1)
-  return r
+  local version, at, due, flags, stamp, ends, nonce, key, marks, entries, i =
+    unpackFrom('>I6I7I6BI6I6I2I2I3I3', value, 2)
+  local n = i + nonce
+  local k = n + key
+  local e = k + marks
+  return {
+    version = version, due = due, flags = flags, stamp = stamp, ends = ends, nonce = sub(value, i, n - 1),
+    key = sub(value, n, k - 1), marks = sub(value, k, e - 1), entries = sub(value, e, e + entries - 1),
+  }
 end
 
--- The marks of a string lie in one value while they are few: of each the record's
--- id, the millisecond of its end or 0, its rank (higher by MOST if there is a tag),
--- and the tag. That makes its length divisible by 4. Of many marks the value is an
--- asterisk and the tags that there are, the empty one apart.
-local function large(value)
-  return #value % 4 == 1
-end
-
--- packed writes a mark into a value.
-local function packed(id, ends, rank, tag)
-  if tag == '' then
-    return id .. pack('>I6I6', ends, rank)
-  end
-  return id .. pack('>I6I6', ends, rank + MOST) .. tag
-end
-
--- each calls fn with id, end, rank and tag of the marks in a value, and with where
--- each begins and ends there.
-local function each(value, fn)
+-- eachMark calls fn with string, tag and end, nil for the common one, of a record's marks.
+local function eachMark(marks, fn)
   local i = 1
-  while i <= #value do
-    local ends, rank = unpackFrom('>I6I6', value, i + 16)
-    local tag, after = '', i + 28
-    if rank % UNSETTLED >= MOST then
-      rank, tag, after = rank - MOST, sub(value, i + 28, i + 43), i + 44
+  while i <= #marks do
+    local kind, hash, tag, ends = byte(marks, i), sub(marks, i + 1, i + HASH), '', nil
+    i = i + 1 + HASH
+    if kind % 2 == 1 then
+      tag, i = sub(marks, i, i + HASH - 1), i + HASH
     end
-    fn(sub(value, i, i + 15), ends, rank, tag, i, after - 1)
-    i = after
+    if kind >= 2 then
+      ends, i = unpackFrom('>I6', marks, i)
+    end
+    fn(hash, tag, ends)
   end
 end
 
--- tagsOf are those of a value of many marks, the empty one first.
+-- endsOf are the ends of a record's marks that have their own, by string and tag.
+local function endsOf(marks)
+  local own = {}
+  eachMark(marks, function(hash, tag, ends) own[hash .. tag] = ends end)
+  return own
+end
+
+-- facts reads of another record what its marks say: its rank, its stamp, and a
+-- function that gives the end of one of them, 0 for none.
+local function facts(id)
+  local value = call('GETRANGE', P .. 'r' .. id, 0, 32)
+  if #value < 33 then
+    damaged('a mark of a record that is not there')
+  end
+  if byte(value, 1) ~= RECORD then
+    refuse('HOLDFASTFORMAT', 'of a record: ' .. byte(value, 1))
+  end
+  local version, _, _, flags, stamp, ends = unpackFrom('>I6I7I6BI6I6', value, 2)
+  local own = flags >= OWNENDS and endsOf(read(call('GET', P .. 'r' .. id)).marks)
+  return {
+    rank = flags % OWNENDS >= NOTSETTLED and version + UNSETTLED or version, stamp = stamp,
+    ends = function(hash, tag) return own and own[hash .. tag] or ends end,
+  }
+end
+
+-- The latest marks of a string lie in its value: of each tag the number of their
+-- records, 128 more if it is not the empty one, the tag, and the ids. What else there
+-- is to know of a mark is in its record. If there are more marks, the value begins
+-- with the tags of those: 254, or 255 if some have none, how many, and the tags.
+
+-- few is where the marks begin that lie in the value.
+local function few(value)
+  if byte(value, 1) < 254 then
+    return 1
+  end
+  return 4 + HASH * unpackFrom('>I2', value, 2)
+end
+
+-- tagsOf are those of the other marks.
 local function tagsOf(value)
-  local tags = {''}
-  for i = 2, #value, 16 do
-    tags[#tags + 1] = sub(value, i, i + 15)
+  local tags = byte(value, 1) == 255 and {''} or {}
+  for i = 4, few(value) - 1, HASH do
+    tags[#tags + 1] = sub(value, i, i + HASH - 1)
   end
   return tags
 end
 
--- fetch reads fields of a hash, however many; false if absent.
-local function fetch(key, fields)
+-- groupsOf are the tags and ids of the marks in the value, which begin there.
+local function groupsOf(value, i)
+  local groups = {}
+  while i <= #value do
+    local n, tag = byte(value, i), ''
+    i = i + 1
+    if n >= 128 then
+      n, tag, i = n - 128, sub(value, i, i + HASH - 1), i + HASH
+    end
+    groups[#groups + 1] = {tag = tag, ids = sub(value, i, i + n * HASH - 1)}
+    i = i + n * HASH
+  end
+  return groups
+end
+
+-- group is a part of such a value.
+local function group(tag, ids)
+  return char(#ids / HASH + (tag == '' and 0 or 128)) .. tag .. ids
+end
+
+-- find is where an id begins among ids; nil if it is not there.
+local function find(ids, id)
+  for i = 1, #ids, HASH do
+    if sub(ids, i, i + HASH - 1) == id then
+      return i
+    end
+  end
+end
+
+-- fetch reads fields of a hash, which are some of these strings; false if absent.
+local function fetch(key, of, first, last)
+  if last < first then
+    return {}
+  end
+  if last - first < 500 then
+    return call('HMGET', key, unpack(of, first, last))
+  end
   local values = {}
-  for i = 1, #fields, 500 do
-    for j, v in ipairs(call('HMGET', key, unpack(fields, i, math.min(i + 499, #fields)))) do
-      values[i + j - 1] = v
+  for i = first, last, 500 do
+    for j, v in ipairs(call('HMGET', key, unpack(of, i, math.min(i + 499, last)))) do
+      values[i - first + j] = v
     end
   end
   return values
@@ -161,5 +223,5 @@ local function over(score, ms)
 end
 
 local function score(ends)
-  return ends == 0 and 'inf' or text(ends)
+  return ends == 0 and 'inf' or ends
 end

@@ -24,6 +24,6 @@ if swept ~= today then
       end
     end
   end
-  call('HSET', KEYS[1], 'swept', text(today))
+  call('HSET', KEYS[1], 'swept', today)
 end
-return {text(m.count), m.epoch, m.domain, text(m.sequence), text(micros)}
+return {m.count, m.epoch, call('HGET', KEYS[1], 'domain') or '', m.sequence, micros}

@@ -3,25 +3,25 @@
 -- KEYS: meta, record, body, due, held, sums, marks.
 -- ARGV: prefix, process, epoch, expected version, nonce, what becomes of the marks
 -- ("replace", "keep", or "remove": of the whole record), the record's id, due,
--- flags, its entry among the held, key, header, body, marks, the highest stamp
--- passed over; the number of meters and of each: hash, amount, limit or ''; the
--- number of probes and of each: hash, hash of the excepted tag or '', 1 for first.
+-- flags, its entry among the held, key, header, body, marks, their common end, the
+-- highest stamp passed over, of each probe 1 if its hits come first; how many meters,
+-- probes, and strings with marks there are; the hashes of the probes and of the
+-- strings; of each probe the hash of the excepted tag or ''; of each string its value
+-- if nobody else has marks of it; of each meter: hash, amount, limit or ''.
 -- → the count, and then: 'written', time, version; 'mismatch', time, record, body;
 -- 'blocked', time, watermark, and what search returned; 'full', time, index;
 -- 'epoch', the store's.
 local id, mode = ARGV[7], ARGV[6]
-local HELD, NOTSETTLED = 1, 2
 -- A record's value has three bytes for the length of its marks and its meter entries.
 local MOSTBYTES = 16777216
 
 local m = open(KEYS[1])
-local count = text(m.count)
 if m.epoch ~= ARGV[3] then
-  return {count, 'epoch', m.epoch}
+  return {m.count, 'epoch', m.epoch}
 end
-local covered = tonumber(ARGV[15])
+local covered = tonumber(ARGV[16])
 if covered > m.sequence then
-  return {count, 'watermark', text(m.sequence)}
+  return {m.count, 'watermark', m.sequence}
 end
 local micros = now()
 
@@ -36,166 +36,291 @@ if have then
     damaged('a record is newer than the sequence')
   end
   if have.nonce == ARGV[5] then
-    return {count, 'written', text(micros), text(have.version)}
+    return {m.count, 'written', micros, have.version}
   end
 end
-if (have and text(have.version) or '0') ~= ARGV[4] then
-  return {count, 'mismatch', text(micros), value, have and call('GET', KEYS[3]) or false}
+-- A number that is too large to be exact is no version.
+if (have and have.version or 0) ~= tonumber(ARGV[4]) then
+  return {m.count, 'mismatch', micros, value, have and call('GET', KEYS[3]) or false}
 end
 
--- Probes. Mostly there is nothing at all under what is probed for.
-local meters, firstProbe = tonumber(ARGV[16]), 18 + 3 * ARGV[16]
-local probes = tonumber(ARGV[firstProbe - 1])
-if probes > 0 then
-  local values, found = {}, false
-  for from = 0, probes - 1, 500 do
-    local asked = {}
-    for i = from, math.min(from + 499, probes - 1) do
-      asked[#asked + 1] = ARGV[firstProbe + 3 * i]
-    end
-    for i, value in ipairs(call('HMGET', KEYS[7], unpack(asked))) do
-      values[asked[i]] = value
-      found = found or value
+local meters, probes, n = tonumber(ARGV[18]), tonumber(ARGV[19]), tonumber(ARGV[20])
+local STRINGS = 21 + probes
+local EXCEPTED = STRINGS + n
+local ALONE = EXCEPTED + probes
+local METERS = ALONE + n
+local values = fetch(KEYS[7], ARGV, 21, EXCEPTED - 1)
+
+-- Probes. Mostly there is nothing under what is probed for, or nothing but what the
+-- probe excepts and what the record itself has left.
+local found = false
+for i = 1, probes do
+  local v = values[i]
+  if v then
+    local except = ARGV[EXCEPTED + i - 1]
+    if except == '' then
+      found = found or #v ~= 1 + HASH or sub(v, 2) ~= id
+    else
+      local at = 1
+      if byte(v, 1) == 254 and sub(v, 2, 3 + HASH) == '\0\1' .. except then
+        at = 4 + HASH
+      end
+      found = found or at <= #v and (byte(v, at) < 128 or byte(v, at) >= 254 or sub(v, at + 1, at + HASH) ~= except
+        or #v ~= at + HASH + (byte(v, at) - 128) * HASH)
     end
   end
-  local hit = found and search(firstProbe, probes, values, id, covered, math.floor(micros / 1000))
+end
+if found then
+  local hit = search(21, probes, values, EXCEPTED, ARGV[17], id, covered, math.floor(micros / 1000))
   if hit then
-    return {count, 'blocked', text(micros), text(m.sequence), unpack(hit)}
+    return {m.count, 'blocked', micros, m.sequence, unpack(hit)}
   end
 end
 
 -- Meters. An entry is its meter's hash and its amount, 0 for none.
-local entries, order = {}, {}
+local kept, sums = '', {}
 if have then
-  local e, i = have.entries, 1
-  while i <= #e do
-    local n = byte(e, i + 16)
-    local hash = sub(e, i, i + 15)
-    entries[hash], order[#order + 1] = sub(e, i + 17, i + 16 + n), hash
-    i = i + 17 + n
+  kept = have.entries
+end
+if meters > 0 or mode == 'remove' and kept ~= '' then
+  local compare, add, subtract = decimals()
+  local entries, order, i = {}, {}, 1
+  while i <= #kept do
+    local size = byte(kept, i + HASH)
+    local hash = sub(kept, i, i + HASH - 1)
+    entries[hash], order[#order + 1] = sub(kept, i + HASH + 1, i + HASH + size), hash
+    i = i + HASH + 1 + size
   end
-end
-local sums = {}
-if mode == 'remove' then
-  for i, hash in ipairs(order) do
-    sums[i] = {hash = hash, amount = '0', limit = ''}
-  end
-end
-for i = 1, meters do
-  sums[i] = {hash = ARGV[14 + 3 * i], amount = ARGV[15 + 3 * i], limit = ARGV[16 + 3 * i]}
-end
-for i, e in ipairs(sums) do
-  local before = entries[e.hash] or '0'
-  e.had = call('HGET', KEYS[6], e.hash)
-  e.sum = e.had or '0'
-  if before ~= e.amount then
-    local rest = subtract(e.sum, before)
-    if not rest then
-      damaged('a meter is less than what is in it')
-    end
-    e.sum = add(rest, e.amount)
-    if e.limit ~= '' and compare(e.amount, before) > 0 and compare(e.sum, e.limit) > 0 then
-      return {count, 'full', text(micros), text(i - 1)}
+  if mode == 'remove' then
+    for i, hash in ipairs(order) do
+      sums[i] = {hash = hash, amount = '0', limit = ''}
     end
   end
-  if not entries[e.hash] then
-    order[#order + 1] = e.hash
+  for i = 1, meters do
+    local at = METERS + 3 * (i - 1)
+    sums[i] = {hash = ARGV[at], amount = ARGV[at + 1], limit = ARGV[at + 2]}
   end
-  entries[e.hash] = e.amount
+  for i, e in ipairs(sums) do
+    local before = entries[e.hash] or '0'
+    e.had = call('HGET', KEYS[6], e.hash)
+    e.sum = e.had or '0'
+    if before ~= e.amount then
+      local rest = subtract(e.sum, before)
+      if not rest then
+        damaged('a meter is less than what is in it')
+      end
+      e.sum = add(rest, e.amount)
+      if e.limit ~= '' and compare(e.amount, before) > 0 and compare(e.sum, e.limit) > 0 then
+        return {m.count, 'full', micros, i - 1}
+      end
+    end
+    if not entries[e.hash] then
+      order[#order + 1] = e.hash
+    end
+    entries[e.hash] = e.amount
+  end
+  local parts = {}
+  for _, hash in ipairs(order) do
+    if entries[hash] ~= '0' then
+      parts[#parts + 1] = hash .. char(#entries[hash]) .. entries[hash]
+    end
+  end
+  kept = table.concat(parts)
 end
 
--- Marks: for each string with a mark of the record, before or after, what becomes of it.
-local plans, byString, strings = {}, {}, {}
-local function plan(hash)
-  local p = byString[hash]
-  if not p then
-    p = {hash = hash, had = {}, will = {}}
-    plans[#plans + 1], strings[#strings + 1], byString[hash] = p, hash, p
-  end
-  return p
+-- Marks: the strings of which the record has some, before or after, the value of
+-- each, what it would be without others, '' if the record leaves it, and the tags that
+-- the record had there.
+local strings, current, alone, had = {}, {}, {}, {}
+local marks, ends, flags = ARGV[14], tonumber(ARGV[15]), tonumber(ARGV[9])
+local oldMarks = have and have.marks or ''
+for i = 1, n do
+  strings[i], current[i], alone[i] = ARGV[STRINGS + i - 1], values[probes + i], ARGV[ALONE + i - 1]
 end
-local function note(marks, which)
-  if marks == '' then
-    return
+if mode == 'keep' then
+  marks, ends = oldMarks, have and have.ends or 0
+  if have and have.flags >= OWNENDS then
+    flags = flags + OWNENDS
   end
-  local common, i = unpackFrom('>I6', marks)
-  while i <= #marks do
-    local kind, hash, tag, ends = byte(marks, i), sub(marks, i + 1, i + 12), '', common
-    i = i + 13
-    if kind % 2 == 1 then
-      tag, i = sub(marks, i, i + 15), i + 16
+end
+-- The same marks again: few ones stay as they are.
+local same = oldMarks == marks
+if oldMarks ~= '' and (mode ~= 'replace' or not same) then
+  local at = {}
+  for i = 1, n do
+    at[strings[i]] = i
+  end
+  eachMark(oldMarks, function(hash, tag)
+    local i = at[hash]
+    if not i then
+      i = #strings + 1
+      at[hash], strings[i], alone[i] = i, hash, ''
     end
-    if kind >= 2 then
-      ends, i = unpackFrom('>I6', marks, i)
+    if mode == 'keep' then
+      alone[i] = alone[i] .. group(tag, id)
+    else
+      had[i] = had[i] or {}
+      had[i][#had[i] + 1] = tag
     end
-    local of = plan(hash)[which]
-    of[#of + 1] = {tag = tag, ends = ends}
+  end)
+  for i, v in ipairs(fetch(KEYS[7], strings, n + 1, #strings)) do
+    current[n + i] = v
   end
 end
-local oldMarks, marks = have and have.marks or '', ''
-if mode == 'replace' then
-  marks = ARGV[14]
-elseif mode == 'keep' then
-  marks = oldMarks
-end
-note(oldMarks, 'had')
-note(marks, 'will')
 
-local version, flags = m.sequence + 1, tonumber(ARGV[9])
-local rank = version + (flags >= NOTSETTLED and UNSETTLED or 0)
+local version = m.sequence + 1
+local rank = flags % OWNENDS >= NOTSETTLED and version + UNSETTLED or version
+local own
+local function endOf(hash, tag)
+  if flags < OWNENDS then
+    return ends
+  end
+  own = own or endsOf(marks)
+  return own[hash .. tag] or ends
+end
 -- touch reads a group of many marks, and so has seen both of its keys.
 local function touch(name)
   call('ZCARD', P .. 'e' .. name)
   return call('ZCARD', P .. 'm' .. name)
 end
-for i, value in ipairs(fetch(KEYS[7], strings)) do
-  local p = plans[i]
-  p.value = value
-  if value and large(value) then
-    p.n = {}
-    for _, tag in ipairs(tagsOf(value)) do
-      p.n[tag] = touch(p.hash .. tag)
+
+-- set and gone are what becomes of the values; moves, of the marks that do not lie there.
+local set, gone, moves = {}, {}, {}
+local function keep(hash, value)
+  if value == '' then
+    gone[#gone + 1] = hash
+  else
+    set[#set + 1], set[#set + 2] = hash, value
+  end
+end
+
+-- change puts the record's marks of a string, all of whose cases are here: they are in
+-- its value, elsewhere, or new.
+local function change(hash, value, from, will, had)
+  local groups, n = groupsOf(value, from), 0
+  local byTag, wants = {}, {}
+  for _, g in ipairs(groups) do
+    byTag[g.tag] = g
+    n = n + #g.ids / HASH
+  end
+  -- How many there are elsewhere, of the tags that are touched.
+  local counts = {}
+  local function elsewhere(tag, call, ...)
+    counts[tag] = counts[tag] or touch(hash .. tag)
+    moves[#moves + 1] = {name = hash .. tag, call = call, ...}
+  end
+  for _, w in ipairs(will) do
+    wants[w.tag] = true
+  end
+  local known = {}
+  for _, tag in ipairs(had) do
+    known[tag] = true
+    local g = byTag[tag]
+    local at = g and find(g.ids, id)
+    if at then
+      if not wants[tag] then
+        g.ids, n = sub(g.ids, 1, at - 1) .. sub(g.ids, at + HASH), n - 1
+      end
+    elseif wants[tag] then
+      elsewhere(tag, 'ZADD', {rank, id}, {score(endOf(hash, tag)), id})
+    else
+      elsewhere(tag, 'ZREM', {id}, {id})
+      counts[tag] = counts[tag] - 1
     end
-    for _, w in ipairs(p.will) do
-      p.n[w.tag] = p.n[w.tag] or touch(p.hash .. w.tag)
+  end
+  for _, w in ipairs(will) do
+    if not known[w.tag] then
+      local g = byTag[w.tag]
+      n = n + 1
+      if g then
+        g.ids = g.ids .. id
+      else
+        groups[#groups + 1] = w
+      end
+    end
+  end
+  -- The oldest are moved elsewhere.
+  local rest = n > LARGE and n - SMALL or 0
+  for _, g in ipairs(groups) do
+    local ranks, byEnd, k = {}, {}, 0
+    while rest > 0 and k < #g.ids / HASH do
+      local of = sub(g.ids, k * HASH + 1, k * HASH + HASH)
+      local f = of ~= id and facts(of)
+      ranks[2 * k + 1], ranks[2 * k + 2] = f and f.rank or rank, of
+      byEnd[2 * k + 1] = score(f and f.ends(hash, g.tag) or not f and endOf(hash, g.tag))
+      byEnd[2 * k + 2] = of
+      k, rest = k + 1, rest - 1
+    end
+    if k > 0 then
+      elsewhere(g.tag, 'ZADD', ranks, byEnd)
+      counts[g.tag], g.ids = counts[g.tag] + k, sub(g.ids, k * HASH + 1)
+    end
+  end
+  local parts, tags, first = {}, {}, 254
+  local function tell(tag)
+    if counts[tag] and counts[tag] < 1 then
+      return
+    end
+    if tag == '' then
+      first = 255
+    else
+      tags[#tags + 1] = tag
+    end
+  end
+  for _, tag in ipairs(from > 1 and tagsOf(value) or {}) do
+    tell(tag)
+    counts[tag] = 0
+  end
+  for tag in pairs(counts) do
+    tell(tag)
+  end
+  if first == 255 or #tags > 0 then
+    if #tags > 65535 then
+      refuse('HOLDFASTSIZE', 'of the tags of a mark')
+    end
+    parts[1] = char(first) .. pack('>I2', #tags) .. table.concat(tags)
+  end
+  for _, g in ipairs(groups) do
+    if g.ids ~= '' then
+      parts[#parts + 1] = group(g.tag, g.ids)
+    end
+  end
+  local now = table.concat(parts)
+  if now ~= value then
+    keep(hash, now)
+  end
+end
+
+for i, hash in ipairs(strings) do
+  local v, a = current[i], alone[i]
+  if not v then
+    if a ~= '' then
+      keep(hash, a)
     end
   else
-    local rest, n = {}, #p.will
-    if value then
-      each(value, function(of, _, _, _, from, to)
-        if of ~= id then
-          rest[#rest + 1], n = sub(value, from, to), n + 1
+    local from = few(v)
+    local one = #a == 1 + HASH and 1 or #a == 1 + HASH + HASH and 1 + HASH
+    if same and (from == 1 or one and string.find(v, id, from, true)) then
+      -- It lies in the value, where nothing changes.
+    elseif not same and one and not had[i] and from > #v then
+      keep(hash, v .. a)
+    elseif not same and one and not had[i] and byte(v, from) % 128 < LARGE
+      and #v == from - 1 + one + byte(v, from) % 128 * HASH and sub(v, from + 1, from + one - 1) == sub(a, 2, one) then
+      -- All have its tag, or none.
+      keep(hash, sub(v, 1, from - 1) .. char(byte(v, from) + 1) .. sub(v, from + 1) .. id)
+    else
+      local will = groupsOf(a, 1)
+      local before = had[i] or {}
+      if same then
+        for k, w in ipairs(will) do
+          before[k] = w.tag
         end
-      end)
-    end
-    for _, w in ipairs(p.will) do
-      rest[#rest + 1] = packed(id, w.ends, rank, w.tag)
-    end
-    p.now = table.concat(rest)
-    if n > LARGE then
-      p.grows = {}
-      each(p.now, function(of, ends, rank, tag)
-        local g = p.grows[tag]
-        if not g then
-          touch(p.hash .. tag)
-          g = {ranks = {}, ends = {}}
-          p.grows[tag] = g
-        end
-        local at = #g.ranks
-        g.ranks[at + 1], g.ranks[at + 2] = text(rank), of
-        g.ends[at + 1], g.ends[at + 2] = score(ends), of
-      end)
+      end
+      change(hash, v, from, will, before)
     end
   end
 end
 
-local kept = {}
-for _, hash in ipairs(order) do
-  if entries[hash] ~= '0' then
-    kept[#kept + 1] = hash .. string.char(#entries[hash]) .. entries[hash]
-  end
-end
-kept = table.concat(kept)
 if #marks >= MOSTBYTES or #kept >= MOSTBYTES then
   refuse('HOLDFASTSIZE', 'of marks or meters')
 end
@@ -218,71 +343,12 @@ if may and not (may('HSET', KEYS[1], 'sequence', '0') and may('SET', KEYS[2], ''
 end
 
 -- From here on everything is written, and nothing can fail.
-count = text(m.count + 1)
-call('HSET', KEYS[1], 'sequence', text(version), NAME, entry(m.count + 1, micros, m.void))
+local count = m.count + 1
+call('HSET', KEYS[1], 'sequence', version, NAME, entry(count, micros, m.void))
 
--- Few marks: the value. Many: both orders of their group.
-local set, gone = {}, {}
-local function keep(hash, value)
-  if value == '' then
-    gone[#gone + 1] = hash
-  else
-    set[#set + 1], set[#set + 2] = hash, value
-  end
-end
-for _, p in ipairs(plans) do
-  if p.grows then
-    local value = '*'
-    for tag, g in pairs(p.grows) do
-      value = value .. tag
-      call('ZADD', P .. 'm' .. p.hash .. tag, unpack(g.ranks))
-      call('ZADD', P .. 'e' .. p.hash .. tag, unpack(g.ends))
-    end
-    keep(p.hash, value)
-  elseif not p.n then
-    if p.value or p.now ~= '' then
-      keep(p.hash, p.now)
-    end
-  else
-    local stays, was = {}, {}
-    for tag, n in pairs(p.n) do
-      was[tag] = n
-    end
-    for _, w in ipairs(p.will) do
-      stays[w.tag] = true
-      p.n[w.tag] = p.n[w.tag] + call('ZADD', P .. 'm' .. p.hash .. w.tag, text(rank), id)
-      call('ZADD', P .. 'e' .. p.hash .. w.tag, score(w.ends), id)
-    end
-    for _, h in ipairs(p.had) do
-      if not stays[h.tag] then
-        p.n[h.tag] = p.n[h.tag] - call('ZREM', P .. 'm' .. p.hash .. h.tag, id)
-        call('ZREM', P .. 'e' .. p.hash .. h.tag, id)
-      end
-    end
-    local value, total, changed = '*', 0, false
-    for tag, n in pairs(p.n) do
-      total = total + n
-      changed = changed or (n > 0) ~= (was[tag] > 0)
-      if n > 0 then
-        value = value .. tag
-      end
-    end
-    if total <= SMALL then
-      value = ''
-      for tag, n in pairs(p.n) do
-        local key, byEnd = P .. 'm' .. p.hash .. tag, P .. 'e' .. p.hash .. tag
-        local flat = call('ZRANGE', key, 0, -1, 'WITHSCORES')
-        for i = 1, #flat, 2 do
-          local e = call('ZSCORE', byEnd, flat[i])
-          value = value .. packed(flat[i], (not e or e == 'inf') and 0 or tonumber(e), tonumber(flat[i + 1]), tag)
-        end
-        call('DEL', key, byEnd)
-      end
-      keep(p.hash, value)
-    elseif changed then
-      keep(p.hash, value)
-    end
-  end
+for _, move in ipairs(moves) do
+  call(move.call, P .. 'm' .. move.name, unpack(move[1]))
+  call(move.call, P .. 'e' .. move.name, unpack(move[2]))
 end
 for i = 1, #set, 500 do
   call('HSET', KEYS[7], unpack(set, i, math.min(i + 499, #set)))
@@ -303,7 +369,7 @@ if due ~= wasDue then
   if due == 0 then
     call('ZREM', KEYS[4], id)
   else
-    call('ZADD', KEYS[4], text(due), id)
+    call('ZADD', KEYS[4], due, id)
   end
 end
 if held ~= wasHeld then
@@ -316,14 +382,14 @@ end
 
 if mode == 'remove' then
   call('DEL', KEYS[2], KEYS[3])
-  return {count, 'written', text(micros), '0'}
+  return {count, 'written', micros, 0}
 end
 local stamp = mode == 'keep' and have and have.stamp or version
-call('SET', KEYS[2], pack('>BI6I7I6BI6I2I2I3I3', RECORD, version, micros, due, flags, stamp,
+call('SET', KEYS[2], pack('>BI6I7I6BI6I6I2I2I3I3', RECORD, version, micros, due, flags, stamp, ends,
   #ARGV[5], #ARGV[11], #marks, #kept) .. ARGV[5] .. ARGV[11] .. marks .. kept .. ARGV[12])
 if ARGV[13] ~= '' then
   call('SET', KEYS[3], ARGV[13])
 elseif hadBody then
   call('DEL', KEYS[3])
 end
-return {count, 'written', text(micros), text(version)}
+return {count, 'written', micros, version}
