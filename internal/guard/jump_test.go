@@ -102,6 +102,22 @@ func TestAnAttemptWhoseReserveShowsTheJumpIsNotSent(t *testing.T) {
 	}
 }
 
+// What stands in the way by a wrong clock is not shown to a person.
+func TestARefusedReserveThatShowsTheJumpHoldsNothing(t *testing.T) {
+	s := tell(t)
+	s.pay(s.call("paid", "order/9"), "re_1")
+	c := s.call("intent-1", "order/9/item")
+	s.net.hook(func(what string) error {
+		if what == "Reserve" {
+			s.net.hook(nil, nil)
+			s.time.stepStore(-100 * time.Hour)
+		}
+		return nil
+	}, nil)
+	s.refusedByClock(c)
+	s.inState(c, None)
+}
+
 func TestAReserveThatWasRepeatedOverAJumpIsNotSent(t *testing.T) {
 	s := tell(t)
 	s.pay(s.call("paid", "order/9"), "re_1")
@@ -143,7 +159,11 @@ func TestNothingAgesByAClockThatJumped(t *testing.T) {
 	for _, step := range []time.Duration{1000 * 24 * time.Hour, -1000 * 24 * time.Hour} {
 		s.time.stepStore(step)
 		s.sweep()
-		s.sweep()
+		for _, c := range []Call{done, dead, released, retry} {
+			if _, err := s.Poll(s.ctx, c.Key); err != nil {
+				t.Fatal(err)
+			}
+		}
 		s.inState(done, Succeeded)
 		s.inState(dead, Tombstone)
 		s.inState(released, Released)

@@ -344,6 +344,23 @@ func TestAnImportedHoldThatStandsAlready(t *testing.T) {
 		}
 		s.inState(done, Succeeded)
 	}
+	s.importHold(c, 6, OutcomeUnknown) // an object has the very number
+	if h := s.hold(c); h.Number != 7 {
+		t.Fatalf("hold %d", h.Number)
+	}
+}
+
+// A release that the lost memory had taken passes over nothing any more.
+func TestWhatWasPassedOverIsForgotten(t *testing.T) {
+	s := tell(t)
+	s.pay(s.call("paid", "order/9"), "re_1")
+	c := s.call("intent-1", "order/9/item")
+	s.wantHeld(s.admit(c), ScopeOverlap)
+	s.take(c, Release)
+	s.lostMemory(nil)
+	s.wantHeld(s.admit(c), OutcomeUnknown, ScopeOverlap)
+	s.take(c, Release)
+	s.wantHeld(s.admit(c), ScopeOverlap)
 }
 
 func TestWhoseAnImportedHoldIs(t *testing.T) {
