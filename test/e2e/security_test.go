@@ -179,7 +179,8 @@ var _ = Describe("Callers that must be refused", func() {
 			tool.Spec.Upstream.HTTP.URL = row.url
 			w.add(ctx, tool)
 			nothingSent(ctx, func() {
-				p := w.pay(ctx, call{tool: name, id: "k1", body: w.order(name, "10")}, 502, deny).problem()
+				// At the gateway whose own address is among them.
+				p := w.pay(ctx, call{tool: name, id: "k1", body: w.order(name, "10"), at: controllers}, 502, deny).problem()
 				Expect(p.Detail).To(And(ContainSubstring("Nothing was"), ContainSubstring(row.why)), name)
 				Expect(p.Detail).NotTo(ContainSubstring("169.254"), name)
 			})

@@ -6,6 +6,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -178,6 +179,12 @@ func (w *world) ready(ctx context.Context, name string) {
 		return w.condition(ctx, name, v1alpha1.ConditionReady, metav1.ConditionTrue)
 	}).
 		WithContext(ctx).Should(Succeed())
+	// A gateway that opens its store a moment later than others answers 503 until then, which an agent
+	// bears. Here nobody is to meet it by chance.
+	for _, g := range gateways() {
+		Eventually(func(ctx context.Context) int { return w.get(ctx, w.toolAt(g, name)+"/intents/nobody").status }).
+			WithContext(ctx).Should(Equal(http.StatusNotFound), string(g))
+	}
 }
 
 // condition is nil if the tool's condition has this status for its newest spec.
