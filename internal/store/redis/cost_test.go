@@ -5,6 +5,7 @@ package redis_test
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,7 +29,7 @@ func payment(i int, unsettled bool) store.Write {
 	customer, lineage := fmt.Sprintf("customer/c%d", i/10), fmt.Sprintf("sess_%08d", i)
 	w := store.Write{
 		Epoch: costID.Epoch, Key: key, Nonce: fmt.Sprintf("%025d", i),
-		Record: &store.Record{Header: []byte(strings.Repeat("h", 596)), Unsettled: unsettled, Due: time.Unix(2e9, 0)},
+		Record: &store.Record{Header: header(i, unsettled), Unsettled: unsettled, Due: time.Unix(2e9, 0)},
 	}
 	var until time.Time
 	if unsettled {
@@ -54,6 +55,24 @@ func payment(i int, unsettled bool) store.Write {
 		w.Marks = append(w.Marks, m)
 	}
 	return w
+}
+
+// header is as long as the guard's, and as hard to shorten.
+func header(i int, unsettled bool) []byte {
+	state, reference := "InFlight", ""
+	if !unsettled {
+		state, reference = "Succeeded", fmt.Sprintf(`"providerReference":"re_3N%08d",`, i*7919)
+	}
+	random := rand.New(rand.NewPCG(uint64(i), 1))
+	hash := func() string {
+		return fmt.Sprintf("sha256:%016x%016x%016x%016x", random.Uint64(), random.Uint64(), random.Uint64(), random.Uint64())
+	}
+	return []byte(fmt.Sprintf(`{"namespace":"support","tool":"issue-refund","caller":"system:serviceaccount:support:agent",`+
+		`"callerUID":"0f8fad5b-d9cb-469f-a165-70867728950e","intentID":"sess_%05d","state":"%s",`+
+		`"scope":["customer/c%d/order/%d"],"lineage":"sess_%08d/call-4","amount":{"value":"49.99","currency":"USD"},`+
+		`"recipient":"a%d","fingerprint":"%s","identityHash":"%s","amountHash":"%s","recipientHash":"%s",%s`+
+		`"created":"2026-11-30T03:%02d:%02d.123456Z","changed":"2026-11-30T03:%02d:%02d.654321Z"}`,
+		i, state, i/10, i, i, i/10, hash(), hash(), hash(), hash(), reference, i/60%60, i%60, i/60%60, i%60))
 }
 
 func part(kind, rest string) string {

@@ -25,7 +25,7 @@ package redis
 //
 // The record: format, version, time in microseconds, due, flags, stamp of its marks,
 // the end that most of them have, and the lengths of nonce, key, marks, meter entries;
-// then these four, and the header. Marks: of each a byte (1: it has a tag; 2: it has
+// then these four, and the header, see shorten.go. Marks: of each a byte (1: it has a tag; 2: it has
 // another end), the hash, the tag, the end. Entries: hash, length, decimal.
 
 import (
@@ -265,10 +265,9 @@ func decode(value string) (stored, error) {
 	if due != 0 {
 		d.record.Due = time.UnixMilli(due).UTC()
 	}
-	if rest != "" {
-		d.record.Header = []byte(rest)
-	}
-	return d, nil
+	var err error
+	d.record.Header, err = unpackHeader(rest)
+	return d, err
 }
 
 // milliseconds is a time as it is kept, rounded down, or up if ceil; 0: none.

@@ -1,0 +1,74 @@
+package redis
+
+// Headers of settled records, which are most of what a server keeps, are deflated:
+// memory is what limits a Redis. What is still in flight is about to be written again
+// and is not worth it. The dictionary makes headers shorter that look like it, and means
+// nothing else; it belongs to the format of a record.
+
+import (
+	"bytes"
+	"compress/flate"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+)
+
+// The first byte of a header that is not empty.
+const (
+	headerPlain    = 0
+	headerDeflated = 1
+)
+
+// The best is the end of a dictionary, from where it is the fewest bits back.
+const dictionary = `"disputed":true"refundOwed":true"hold":1,"state":"Registered""state":"Retryable""state":"Rejected"` +
+	`"state":"Released""state":"Failed""state":"InFlight""providerReference":","created":"2026-01-01T00:00:00.000000Z",` +
+	`"changed":"2026-01-01T00:00:00.000000Z"}{"namespace":"","tool":"","caller":"system:serviceaccount:","callerUID":"",` +
+	`"intentID":"","state":"Succeeded","scope":["/order/"],"lineage":"/call-","amount":{"value":"","currency":"USD"},` +
+	`"recipient":"","fingerprint":"sha256:0123456789abcdef","identityHash":"sha256:","amountHash":"sha256:",` +
+	`"recipientHash":"sha256:`
+
+var deflaters = sync.Pool{New: func() any {
+	w, err := flate.NewWriterDict(io.Discard, flate.DefaultCompression, []byte(dictionary))
+	if err != nil {
+		panic(err) // The level is one that there is.
+	}
+	return w
+}}
+
+// packHeader is a header as it is kept.
+func packHeader(header []byte, settled bool) string {
+	if len(header) == 0 {
+		return ""
+	}
+	if settled {
+		var b bytes.Buffer
+		b.WriteByte(headerDeflated)
+		w := deflaters.Get().(*flate.Writer)
+		defer deflaters.Put(w)
+		w.Reset(&b)
+		if _, err := w.Write(header); err == nil && w.Close() == nil && b.Len() <= len(header) {
+			return b.String()
+		}
+	}
+	return string([]byte{headerPlain}) + string(header)
+}
+
+// unpackHeader is a header as it was given.
+func unpackHeader(kept string) ([]byte, error) {
+	if kept == "" {
+		return nil, nil
+	}
+	switch rest := kept[1:]; kept[0] {
+	case headerPlain:
+		return []byte(rest), nil
+	case headerDeflated:
+		header, err := io.ReadAll(flate.NewReaderDict(strings.NewReader(rest), []byte(dictionary)))
+		if err != nil {
+			return nil, fmt.Errorf("%w: header of a record: %w", errDamaged, err)
+		}
+		return header, nil
+	default:
+		return nil, fmt.Errorf("%w: header of a record begins with %d", errDamaged, kept[0])
+	}
+}
