@@ -219,27 +219,48 @@ func TestDumpLoadedElsewhere(t *testing.T) {
 	}
 }
 
+// A schema that was dropped is no memory, for whoever has written to it; for others it is a
+// new one.
 func TestSchemaGone(t *testing.T) {
-	server, schema := sharedServer(t), newSchema()
-	s := open(t, postgres.Options{DSN: server.dsn("postgres"), Schema: schema})
-	initialise(t, s)
-	w := store.Write{Epoch: identity.Epoch, Key: "k", Nonce: "n", Record: &store.Record{Body: bytes.Repeat([]byte("x"), 1000)}}
-	if _, err := s.Update(context.Background(), w); err != nil {
-		t.Fatal(err)
-	}
-	server.exec(t, "postgres", fmt.Sprintf("DROP SCHEMA %s CASCADE", schema))
-	if _, err := s.Update(context.Background(), w); !errors.Is(err, store.ErrMemoryLost) {
-		t.Errorf("Update: %v", err)
-	}
-	if id, err := s.Standing(context.Background()); err != nil || id.Identity != (store.Identity{}) {
-		t.Errorf("Standing: %+v, %v", id, err)
-	}
-	if _, _, err := s.Get(context.Background(), "k"); err != nil {
-		t.Errorf("Get: %v", err)
-	}
-	deadline, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	if page, err := s.List(deadline, store.List{What: store.ListHeld}); err != nil || len(page.Records) > 0 {
-		t.Errorf("List: %+v, %v", page, err)
+	for _, first := range []string{"Update", "Get", "Standing"} {
+		t.Run(first, func(t *testing.T) {
+			server, schema := sharedServer(t), newSchema()
+			options := postgres.Options{DSN: server.dsn("postgres"), Schema: schema}
+			s, idle := open(t, options), open(t, options)
+			initialise(t, s)
+			initialise(t, idle)
+			w := store.Write{Epoch: identity.Epoch, Key: "k", Nonce: "n", Record: &store.Record{Body: bytes.Repeat([]byte("x"), 1000)}}
+			if _, err := s.Update(context.Background(), w); err != nil {
+				t.Fatal(err)
+			}
+			server.exec(t, "postgres", fmt.Sprintf("DROP SCHEMA %s CASCADE", schema))
+			ask := map[string]func() error{
+				"Update":   func() error { _, err := s.Update(context.Background(), w); return err },
+				"Get":      func() error { _, _, err := s.Get(context.Background(), "k"); return err },
+				"Standing": func() error { _, err := s.Standing(context.Background()); return err },
+			}
+			if err := ask[first](); !errors.Is(err, store.ErrMemoryLost) {
+				t.Errorf("%s: %v", first, err)
+			}
+			for name, ask := range ask {
+				if err := ask(); !errors.Is(err, store.ErrMemoryLost) {
+					t.Errorf("%s after %s: %v", name, first, err)
+				}
+			}
+			if _, err := idle.Update(context.Background(), w); !errors.Is(err, store.ErrMemoryLost) {
+				t.Errorf("Update: %v", err)
+			}
+			if id, err := idle.Standing(context.Background()); err != nil || id.Identity != (store.Identity{}) {
+				t.Errorf("Standing: %+v, %v", id, err)
+			}
+			if _, _, err := idle.Get(context.Background(), "k"); err != nil {
+				t.Errorf("Get: %v", err)
+			}
+			deadline, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			if page, err := idle.List(deadline, store.List{What: store.ListHeld}); err != nil || len(page.Records) > 0 {
+				t.Errorf("List: %+v, %v", page, err)
+			}
+		})
 	}
 }

@@ -89,4 +89,7 @@ func (s *Store) fence(c *pgx.Conn, err error) {
 	defer func() { _ = other.Close(ctx) }()
 	_, _ = other.Exec(ctx, `SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity
 		WHERE pid = $1 AND backend_start = $2 AND wait_event IS DISTINCT FROM 'SyncRep'`, lost.pid, lost.started)
+	// The server that is there now may be one that has forgotten. If that cannot be found
+	// out now, the next connection will.
+	_ = s.remembers(ctx, other)
 }

@@ -43,6 +43,9 @@ func (s *Store) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if have == 0 && s.memory.writes() > 0 {
+		return s.lose("its tables are not there")
+	}
 	if have < format {
 		if err := s.migrate(ctx); err != nil {
 			return err

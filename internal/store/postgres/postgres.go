@@ -89,7 +89,13 @@ type Store struct {
 	prepared  atomic.Bool
 	preparing chan struct{}
 
-	lanes lanes
+	lanes  lanes
+	memory memory
+
+	// closing ends with the store, and with it what goes on in the background.
+	closing    context.Context
+	cancel     context.CancelFunc
+	background sync.WaitGroup
 }
 
 var _ store.Store = (*Store)(nil)
@@ -126,6 +132,8 @@ func Open(opts Options) (*Store, error) {
 	}
 	s := &Store{opts: opts, seed: seed(opts.Schema), preparing: make(chan struct{}, 1)}
 	s.lanes = lanes{known: map[digest]kind{}, busy: map[use]int{}, met: map[use]int{}, often: often}
+	s.memory.init(opts.MaxConns)
+	s.closing, s.cancel = context.WithCancel(context.Background())
 	config.RuntimeParams = s.settings()
 	config.OnNotice = noteUnreplicated
 	config.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler { return hangUp{c.Conn()} }
@@ -258,14 +266,18 @@ func (s *Store) afterConnect(ctx context.Context, c *pgx.Conn) error {
 	if err != nil || int64(wait) != s.opts.Timeout.Milliseconds() || isolation != "read committed" || commit != "on" {
 		return errors.New("the session does not have the settings that it was started with: connect to the server itself, or to a pooler in session mode")
 	}
-	return nil
+	return s.remembers(ctx, c)
 }
 
 // Close ends the use of the store. Calls that were sent are waited for.
 func (s *Store) Close() error {
 	s.close.Do(func() {
 		s.closed.Store(true)
+		s.memory.mu.Lock()
+		s.cancel()
+		s.memory.mu.Unlock()
 		s.pool.Close()
+		s.background.Wait()
 	})
 	return nil
 }
@@ -293,6 +305,9 @@ func call[T any](ctx context.Context, s *Store, doing string, id writeID, do fun
 			return none, unavailable(doing+": prepare the schema", err)
 		}
 		value, sent, err := once(ctx, s, id, do)
+		if lost := s.forgotten(); lost != nil {
+			return none, lost
+		}
 		if err == nil {
 			return value, nil
 		}
@@ -365,5 +380,5 @@ func (s *Store) usable(ctx context.Context) error {
 	if s.closed.Load() {
 		return errClosed
 	}
-	return nil
+	return s.forgotten()
 }

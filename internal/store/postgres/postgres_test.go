@@ -4,6 +4,7 @@ package postgres_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -36,12 +37,20 @@ func newHarness(t testing.TB, ownClock bool) storetest.Harness {
 		},
 		Check: func(t testing.TB) {
 			t.Helper()
-			if err := now.Check(context.Background()); err != nil {
-				t.Errorf("check: %v", err)
-			}
+			eventually(t, "check", func() error {
+				err := now.Check(context.Background())
+				if !errors.Is(err, store.ErrUnavailable) {
+					if err != nil {
+						t.Errorf("check: %v", err)
+					}
+					return nil
+				}
+				return err
+			})
 			noLocksLeft(t, server)
 		},
 	}
+	h.Snapshot, h.Rewind = copies(t, server, schema)
 	if ownClock {
 		return h
 	}
@@ -62,6 +71,30 @@ func newHarness(t testing.TB, ownClock bool) storetest.Harness {
 		}
 	}
 	return h
+}
+
+// copies keeps a copy of the schema's tables, and puts it back while nobody is
+// connected: what a restored backup is to those who come again.
+func copies(t testing.TB, server *server, schema string) (snapshot, rewind func(testing.TB)) {
+	tables := []string{"meta", "record", "mark", "meter", "lane", "beat", "grave"}
+	snapshot = func(t testing.TB) {
+		t.Helper()
+		statements := []string{fmt.Sprintf("DROP SCHEMA IF EXISTS copy_of_%[1]s CASCADE; CREATE SCHEMA copy_of_%[1]s; CREATE TABLE copy_of_%[1]s.version AS SELECT last_value, is_called FROM %[1]s.version", schema)}
+		for _, table := range tables {
+			statements = append(statements, fmt.Sprintf("CREATE TABLE copy_of_%[1]s.%[2]s AS TABLE %[1]s.%[2]s", schema, table))
+		}
+		server.exec(t, "postgres", statements...)
+	}
+	rewind = func(t testing.TB) {
+		t.Helper()
+		statements := []string{"BEGIN"}
+		for _, table := range tables {
+			statements = append(statements, fmt.Sprintf("TRUNCATE %[1]s.%[2]s; INSERT INTO %[1]s.%[2]s SELECT * FROM copy_of_%[1]s.%[2]s", schema, table))
+		}
+		server.exec(t, "postgres", append(statements, fmt.Sprintf("SELECT setval('%[1]s.version', last_value, is_called) FROM copy_of_%[1]s.version", schema), "COMMIT",
+			"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = 'holdfast'")...)
+	}
+	return snapshot, rewind
 }
 
 // noLocksLeft asserts that no session holds an advisory lock: nothing runs.

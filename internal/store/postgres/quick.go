@@ -24,8 +24,8 @@ import (
 type statement struct{ name, text string }
 
 var (
-	reserveStatement = statement{"holdfast.reserve", "SELECT reserve($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)"}
-	settleStatement  = statement{"holdfast.settle", "SELECT settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"}
+	reserveStatement = statement{"holdfast.reserve", "SELECT reserve($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)"}
+	settleStatement  = statement{"holdfast.settle", "SELECT settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)"}
 )
 
 // values are those of a statement in binary form, one after the other in memory; nil
@@ -122,7 +122,7 @@ func (v *values) digests(ds []digest) {
 func newValues(a *arguments, locks int) *values {
 	return &values{
 		memory: make([]byte, 0, 512+len(a.epoch)+len(a.key)+len(a.nonce)+12*locks+20*(2*len(a.marks)+6*len(a.probes))),
-		values: make([][]byte, 0, 18),
+		values: make([][]byte, 0, 19),
 	}
 }
 
@@ -162,11 +162,12 @@ func (st statement) quickly(ctx context.Context, c *pgx.Conn, v *values) (answer
 }
 
 // reserveQuickly makes a Reserve of a new record, if nothing at all is in its way.
-func (a *arguments) reserveQuickly(ctx context.Context, c *pgx.Conn, p plan) (answered, bool, error) {
+func (a *arguments) reserveQuickly(ctx context.Context, c *pgx.Conn, highest uint64, p plan) (answered, bool, error) {
 	if a.expected != 0 || a.meters != nil || a.untils != nil || a.over.eras != nil || p.makeStrings != nil {
 		return answered{}, false, nil
 	}
 	v := newValues(a, len(p.locks))
+	v.number(int64(highest))
 	v.numbers(p.locks)
 	v.numberOrNull(p.generation)
 	v.text(a.epoch)
@@ -221,11 +222,12 @@ func after(d digest) digest {
 }
 
 // settleQuickly makes an Update that leaves strings and meters as they are.
-func (a *arguments) settleQuickly(ctx context.Context, c *pgx.Conn, p plan) (answered, bool, error) {
+func (a *arguments) settleQuickly(ctx context.Context, c *pgx.Conn, highest uint64, p plan) (answered, bool, error) {
 	if a.expected == 0 || a.remove || a.keep || a.meters != nil || a.untils != nil {
 		return answered{}, false, nil
 	}
 	v := newValues(a, 1)
+	v.number(int64(highest))
 	v.number(p.locks[0])
 	v.text(a.epoch)
 	v.digest(a.digest)

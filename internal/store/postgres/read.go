@@ -52,18 +52,50 @@ func identity(row pgx.Row) (store.Identity, error) {
 
 // Standing returns who the store is and how far it has come.
 func (s *Store) Standing(ctx context.Context) (store.Standing, error) {
-	return call(ctx, s, "read the standing", writeID{}, func(ctx context.Context, c *pgx.Conn) (store.Standing, error) {
+	type found struct {
+		store.Standing
+		lacks *string
+	}
+	m := s.memory.recall()
+	f, err := call(ctx, s, "read the standing", writeID{}, func(ctx context.Context, c *pgx.Conn) (found, error) {
+		var f found
 		var epoch, domain []byte
 		var sequence, now int64
-		var lacks *string
-		if err := c.QueryRow(ctx, "SELECT * FROM standing($1, $2, $3, $4, $5, $6)", digest{}, int64(0), int64(0), int64(0), []digest{}, []int64{}).Scan(&epoch, &domain, &sequence, &now, &lacks); err != nil {
-			return store.Standing{}, err
-		}
-		return store.Standing{
-			Identity: store.Identity{Epoch: string(epoch), KeyDomain: string(domain)},
-			Sequence: uint64(sequence), Now: time.UnixMicro(now).UTC(),
-		}, nil
+		err := c.QueryRow(ctx, "SELECT * FROM standing($1, $2, $3, $4, $5, $6)",
+			s.memory.process, m.writes, m.beat, m.highest, m.digests, m.versions).Scan(&epoch, &domain, &sequence, &now, &f.lacks)
+		f.Identity = store.Identity{Epoch: string(epoch), KeyDomain: string(domain)}
+		f.Sequence, f.Now = uint64(sequence), time.UnixMicro(now).UTC()
+		return f, err
 	})
+	if err != nil {
+		return store.Standing{}, err
+	}
+	if f.lacks != nil {
+		return store.Standing{}, s.lose(*f.lacks)
+	}
+	s.memory.beaten(m.writes)
+	return f.Standing, nil
+}
+
+// show asks something that says how far the store has come, by its last version.
+func show[T any](ctx context.Context, s *Store, doing string, do func(context.Context, *pgx.Conn, *int64) (T, error)) (T, error) {
+	type shown struct {
+		value    T
+		sequence int64
+	}
+	highest := s.memory.highest()
+	a, err := call(ctx, s, doing, writeID{}, func(ctx context.Context, c *pgx.Conn) (a shown, err error) {
+		a.value, err = do(ctx, c, &a.sequence)
+		return a, err
+	})
+	if err == nil && uint64(a.sequence) < highest {
+		err = s.lose(fmt.Sprintf("its last version is %d, %d was given", a.sequence, highest))
+	}
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return a.value, nil
 }
 
 // Get returns the record with its body, nil if absent, and the store's time.
@@ -75,11 +107,11 @@ func (s *Store) Get(ctx context.Context, key string) (*store.Record, time.Time, 
 		record *store.Record
 		now    time.Time
 	}
-	f, err := call(ctx, s, "Get", writeID{}, func(ctx context.Context, c *pgx.Conn) (found, error) {
-		var now, sequence int64
+	f, err := show(ctx, s, "Get", func(ctx context.Context, c *pgx.Conn, sequence *int64) (found, error) {
+		var now int64
 		var r recordRow
 		err := c.QueryRow(ctx, "SELECT * FROM get($1, $2)", digestOf(key), []byte(key)).Scan(
-			&now, &sequence, &r.version, &r.nonce, &r.at, &r.due, &r.held, &r.unsettled, &r.header, &r.body)
+			&now, sequence, &r.version, &r.nonce, &r.at, &r.due, &r.held, &r.unsettled, &r.header, &r.body)
 		if err != nil {
 			return found{}, err
 		}
@@ -114,12 +146,12 @@ func (s *Store) List(ctx context.Context, l store.List) (store.Page, error) {
 	} else if after == nil {
 		args[0] = []byte{}
 	}
-	return call(ctx, s, "List", writeID{}, func(ctx context.Context, c *pgx.Conn) (store.Page, error) {
-		return page(ctx, c, l, query, args)
+	return show(ctx, s, "List", func(ctx context.Context, c *pgx.Conn, sequence *int64) (store.Page, error) {
+		return page(ctx, c, l, sequence, query, args)
 	})
 }
 
-func page(ctx context.Context, c *pgx.Conn, l store.List, query string, args []any) (store.Page, error) {
+func page(ctx context.Context, c *pgx.Conn, l store.List, sequence *int64, query string, args []any) (store.Page, error) {
 	rows, err := c.Query(ctx, query, args...)
 	if err != nil {
 		return store.Page{}, err
@@ -128,14 +160,15 @@ func page(ctx context.Context, c *pgx.Conn, l store.List, query string, args []a
 	var page store.Page
 	var last []byte
 	for rows.Next() {
-		var now, sequence *int64
+		var now, come *int64
 		var d *digest
 		var key []byte
 		var r recordRow
-		if err := rows.Scan(&now, &sequence, &d, &key, &r.version, &r.nonce, &r.at, &r.due, &r.held, &r.unsettled, &r.header); err != nil {
+		if err := rows.Scan(&now, &come, &d, &key, &r.version, &r.nonce, &r.at, &r.due, &r.held, &r.unsettled, &r.header); err != nil {
 			return store.Page{}, err
 		}
 		if now != nil {
+			*sequence = *come
 			page.Now = time.UnixMicro(*now).UTC()
 			continue
 		}
@@ -177,10 +210,9 @@ func (s *Store) Meter(ctx context.Context, meter string) (string, error) {
 	if err := store.ValidateName(meter); err != nil {
 		return "", err
 	}
-	return call(ctx, s, "read a meter", writeID{}, func(ctx context.Context, c *pgx.Conn) (string, error) {
-		var sequence int64
+	return show(ctx, s, "read a meter", func(ctx context.Context, c *pgx.Conn, sequence *int64) (string, error) {
 		var sum string
-		err := c.QueryRow(ctx, "SELECT o_sequence, o_sum::text FROM meter_sum($1)", digestOf(meter)).Scan(&sequence, &sum)
+		err := c.QueryRow(ctx, "SELECT o_sequence, o_sum::text FROM meter_sum($1)", digestOf(meter)).Scan(sequence, &sum)
 		return sum, err
 	})
 }

@@ -93,10 +93,14 @@ func (s *Store) Disown(ctx context.Context, epoch, next string) error {
 		return err
 	}
 	// It can be repeated: the epoch is then another one.
-	_, err := call(ctx, s, "disown", writeID{}, func(ctx context.Context, c *pgx.Conn) (struct{}, error) {
-		_, err := c.Exec(ctx, "SELECT disown($1, $2)", []byte(epoch), []byte(next))
-		return struct{}{}, err
+	number := s.memory.writes() + 1
+	done, err := call(ctx, s, "disown", writeID{}, func(ctx context.Context, c *pgx.Conn) (done bool, err error) {
+		err = c.QueryRow(ctx, "SELECT disown($1, $2, $3, $4)", []byte(epoch), []byte(next), s.memory.process, number).Scan(&done)
+		return done, err
 	})
+	if err == nil && done {
+		s.memory.disowned(next, number)
+	}
 	return err
 }
 
@@ -143,6 +147,7 @@ const (
 	outcomeWritten  = string(store.Written)
 	outcomeRepeated = "Repeated" // Written, but before
 	outcomeLost     = "Lost"
+	outcomeForgot   = "Forgot"
 	outcomeBeyond   = "Beyond"
 	outcomeAgain    = "Again"
 )
@@ -257,7 +262,7 @@ func passedOver(watermarks []store.Watermark) (over, error) {
 }
 
 const writeCall = `SELECT * FROM write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,
-	$22, $23, $24::text::numeric[], $25::text::numeric[], $26, $27, $28, $29, $30, $31::text::pg_snapshot[])`
+	$22, $23, $24, $25::text::numeric[], $26::text::numeric[], $27, $28, $29, $30, $31, $32::text::pg_snapshot[])`
 
 // answered is what became of a write.
 type answered struct {
@@ -270,42 +275,61 @@ type answered struct {
 
 func (s *Store) write(ctx context.Context, doing string, a *arguments, p plan) (answered, error) {
 	id := writeID{place: s.place, key: a.key, nonce: a.nonce}
-	return call(ctx, s, doing, id, func(ctx context.Context, c *pgx.Conn) (answered, error) {
-		quickly := a.settleQuickly
-		if doing == "Reserve" {
-			quickly = a.reserveQuickly
-		}
-		if answer, done, err := quickly(ctx, c, p); done || err != nil {
-			return answer, err
-		}
-		var plainly, except []digest
-		var excepts []digest
-		var firsts []int32
-		for i, p := range a.probes {
-			if p.except == (digest{}) {
-				plainly = append(plainly, p.digest)
-			} else {
-				except, excepts = append(except, p.digest), append(excepts, p.except)
-			}
-			if p.first {
-				firsts = append(firsts, int32(i+1))
-			}
-		}
-		var row writeRow
-		err := c.QueryRow(ctx, writeCall,
-			p.locks, p.generation, p.makeStrings, p.makeKinds,
-			[]byte(a.epoch), a.digest, []byte(a.key), a.expected, []byte(a.nonce),
-			a.remove, a.due, a.held, a.unsettled, a.header, a.body,
-			a.keep, a.strings, a.tags, a.until, a.untils,
-			s.seed, a.meters, a.names, a.amounts, a.limits,
-			plainly, except, excepts, firsts,
-			a.over.eras, a.over.snapshots,
-		).Scan(row.columns()...)
-		if err != nil {
-			return answered{}, err
-		}
-		return row.answer(a)
+	highest := s.memory.highest()
+	answer, err := call(ctx, s, doing, id, func(ctx context.Context, c *pgx.Conn) (answered, error) {
+		return s.ask(ctx, c, doing, a, highest, p)
 	})
+	if err != nil {
+		return answered{}, err
+	}
+	switch answer.outcome {
+	case outcomeForgot:
+		return answered{}, s.lose("its versions have not come as far as they had")
+	case outcomeWritten, outcomeRepeated:
+		if answer.outcome == outcomeWritten && answer.version <= highest {
+			return answered{}, s.lose(fmt.Sprintf("it gave version %d again", answer.version))
+		}
+		s.memory.acknowledge(a.digest, answer.version, a.epoch)
+	}
+	return answer, nil
+}
+
+// ask makes the write by the function that can.
+func (s *Store) ask(ctx context.Context, c *pgx.Conn, doing string, a *arguments, highest uint64, p plan) (answered, error) {
+	quickly := a.settleQuickly
+	if doing == "Reserve" {
+		quickly = a.reserveQuickly
+	}
+	if answer, done, err := quickly(ctx, c, highest, p); done || err != nil {
+		return answer, err
+	}
+	var plainly, except []digest
+	var excepts []digest
+	var firsts []int32
+	for i, p := range a.probes {
+		if p.except == (digest{}) {
+			plainly = append(plainly, p.digest)
+		} else {
+			except, excepts = append(except, p.digest), append(excepts, p.except)
+		}
+		if p.first {
+			firsts = append(firsts, int32(i+1))
+		}
+	}
+	var row writeRow
+	err := c.QueryRow(ctx, writeCall,
+		int64(highest), p.locks, p.generation, p.makeStrings, p.makeKinds,
+		[]byte(a.epoch), a.digest, []byte(a.key), a.expected, []byte(a.nonce),
+		a.remove, a.due, a.held, a.unsettled, a.header, a.body,
+		a.keep, a.strings, a.tags, a.until, a.untils,
+		s.seed, a.meters, a.names, a.amounts, a.limits,
+		plainly, except, excepts, firsts,
+		a.over.eras, a.over.snapshots,
+	).Scan(row.columns()...)
+	if err != nil {
+		return answered{}, err
+	}
+	return row.answer(a)
 }
 
 // writeRow is the row that the function write returns.
@@ -350,6 +374,9 @@ func (w *writeRow) answer(a *arguments) (answered, error) {
 		return answered{}, fmt.Errorf("%w: the store has epoch %q, the writer knows %q", store.ErrMemoryLost, w.epoch, a.epoch)
 	case outcomeBeyond:
 		return answered{}, fmt.Errorf("%w: a watermark is beyond what this store has written", store.ErrInvalid)
+	}
+	if w.outcome == outcomeForgot {
+		return answered{outcome: w.outcome}, nil
 	}
 	if w.now == nil {
 		return answered{}, fmt.Errorf("the function write answered %q without a time", w.outcome)

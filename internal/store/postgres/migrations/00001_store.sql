@@ -13,6 +13,7 @@
 CREATE TABLE meta (
     one         boolean PRIMARY KEY DEFAULT true CHECK (one),
     epoch       bytea,   -- NULL: never used
+    former      bytea[] NOT NULL DEFAULT '{}', -- epochs that it had, and was disowned under
     key_domain  bytea,
     -- Transaction numbers are comparable within one incarnation of the cluster only.
     -- A promoted standby, a restored backup and a loaded dump begin a new one, and
@@ -124,9 +125,29 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
+-- A disowning is one of its process's writes, and is counted at once.
+--
 -- +goose StatementBegin
-CREATE FUNCTION disown(p_epoch bytea, p_next bytea) RETURNS void LANGUAGE sql VOLATILE AS
-$$ UPDATE meta SET epoch = p_next WHERE epoch = p_epoch $$;
+CREATE FUNCTION disown(p_epoch bytea, p_next bytea, p_process uuid, p_writes bigint) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    UPDATE meta SET epoch = p_next, former = former || epoch WHERE epoch = p_epoch;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    INSERT INTO beat (process, writes, day) VALUES (p_process, p_writes, clock() / 86400000000)
+    ON CONFLICT (process) DO UPDATE SET writes = p_writes, day = excluded.day;
+    RETURN true;
+END $$;
+-- +goose StatementEnd
+
+-- disown_forgetful is for a process that has found its writes missing: whatever memory
+-- this is. If it was disowned before under the epoch that the process knew, others have
+-- found the loss, and perhaps a person has accepted it since.
+--
+-- +goose StatementBegin
+CREATE FUNCTION disown_forgetful(p_known bytea, p_next bytea) RETURNS void LANGUAGE sql VOLATILE AS
+$$ UPDATE meta SET epoch = p_next, former = former || epoch WHERE epoch IS NOT NULL AND p_known <> ALL (former) $$;
 -- +goose StatementEnd
 
 -- lacks says what the store lacks of a process's acknowledged writes; NULL: nothing.
@@ -192,7 +213,9 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
--- write is Reserve, and every Update that settle leaves to it. It is VOLATILE and runs
+-- write is Reserve and Update, where the shorter ones below leave it to it. p_highest is the
+-- highest version that its process was answered with: a store that has not come so far
+-- has forgotten. It is VOLATILE and runs
 -- under READ COMMITTED: each of its statements sees what was committed before that
 -- statement began.
 --
@@ -231,7 +254,7 @@ END $$;
 --
 -- +goose StatementBegin
 CREATE FUNCTION write(
-    p_locks bigint[], p_lanes bigint, p_make_strings uuid[], p_make_kinds uuid[],
+    p_highest bigint, p_locks bigint[], p_lanes bigint, p_make_strings uuid[], p_make_kinds uuid[],
     p_epoch bytea, p_digest uuid, p_key bytea, p_expected bigint, p_nonce bytea,
     p_remove boolean, p_due bigint, p_held boolean, p_unsettled boolean, p_header bytea, p_body bytea,
     p_keep boolean, p_strings uuid[], p_tags uuid[], p_until bigint, p_untils bigint[],
@@ -287,6 +310,10 @@ BEGIN
 
     IF o_epoch IS DISTINCT FROM p_epoch THEN
         o_outcome := 'Lost';
+        RETURN;
+    END IF;
+    IF sequence() < p_highest THEN
+        o_outcome := 'Forgot';
         RETURN;
     END IF;
     IF v_version IS NOT NULL THEN
@@ -541,7 +568,7 @@ END $$;
 --
 -- +goose StatementBegin
 CREATE FUNCTION reserve(
-    p_locks bigint[], p_lanes bigint, p_epoch bytea, p_digest uuid, p_key bytea, p_nonce bytea,
+    p_highest bigint, p_locks bigint[], p_lanes bigint, p_epoch bytea, p_digest uuid, p_key bytea, p_nonce bytea,
     p_due bigint, p_held boolean, p_unsettled boolean, p_header bytea, p_body bytea,
     p_strings uuid[], p_tags uuid[], p_until bigint,
     -- Strings with no tag to except; and, of the others, the tags before and after it.
@@ -561,7 +588,7 @@ BEGIN
     END LOOP;
     WITH free AS MATERIALIZED (
         SELECT m.era FROM meta m
-        WHERE m.epoch = p_epoch AND m.incarnation = current_setting('holdfast.incarnation', true) AND (p_lanes IS NULL OR m.lanes = p_lanes)
+        WHERE (SELECT v.last_value FROM version v) >= p_highest AND m.epoch = p_epoch AND m.incarnation = current_setting('holdfast.incarnation', true) AND (p_lanes IS NULL OR m.lanes = p_lanes)
           AND NOT EXISTS (SELECT FROM record r WHERE r.digest = p_digest)
           AND NOT EXISTS (SELECT FROM mark k WHERE k.string = ANY (p_probes))
           AND NOT EXISTS (SELECT FROM unnest(p_ranges, p_from, p_to) AS x (string, first, last) JOIN mark k ON k.string = x.string AND k.tag BETWEEN x.first AND x.last)
@@ -581,7 +608,7 @@ END $$;
 
 -- +goose StatementBegin
 CREATE FUNCTION settle(
-    p_lock bigint, p_epoch bytea, p_digest uuid, p_key bytea, p_expected bigint, p_nonce bytea,
+    p_highest bigint, p_lock bigint, p_epoch bytea, p_digest uuid, p_key bytea, p_expected bigint, p_nonce bytea,
     p_due bigint, p_held boolean, p_unsettled boolean, p_header bytea, p_body bytea,
     p_strings uuid[], p_tags uuid[], p_until bigint
 ) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
@@ -594,7 +621,7 @@ BEGIN
     SET version = nextval('version'), nonce = p_nonce, at = clock(), due = p_due, held = p_held, unsettled = p_unsettled, header = p_header, body = p_body,
         era = CASE WHEN p_strings IS NOT NULL THEN m.era END, stamp = CASE WHEN p_strings IS NOT NULL THEN pg_current_xact_id() END, until = p_until
     FROM meta m
-    WHERE m.epoch = p_epoch AND m.incarnation = current_setting('holdfast.incarnation', true)
+    WHERE (SELECT v.last_value FROM version v) >= p_highest AND m.epoch = p_epoch AND m.incarnation = current_setting('holdfast.incarnation', true)
       AND r.digest = p_digest AND r.version = p_expected AND r.key = p_key AND r.nonce <> p_nonce
       AND r.strings IS NOT DISTINCT FROM p_strings AND r.tags IS NOT DISTINCT FROM p_tags AND r.untils IS NULL AND NOT r.indexed
     RETURNING r.version || ' ' || r.at INTO v_done;
