@@ -18,12 +18,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/holdfast-dev/holdfast/internal/store"
+	"github.com/holdfast-dev/holdfast/internal/store/postgres"
 )
 
 // The reasons of findings about a Cluster.
 const (
 	reasonClusterNotSeen      = "ClusterNotSeen"
-	reasonAsyncStandbys       = "AsyncStandbys"
+	reasonAsyncStandbys       = postgres.AsyncStandby
 	reasonPreferredDurability = "PreferredDurability"
 	reasonForeignStandbys     = "ForeignStandbys"
 )

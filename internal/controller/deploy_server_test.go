@@ -74,7 +74,8 @@ func (w *world) node(s *v1alpha1.IdempotencyStore) *node {
 	must(w.T, err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(w.T, err)
-	n := &node{world: w, s: s, dir: dir, port: l.Addr().(*net.TCPAddr).Port}
+	// A copy: clients read it while the store is read anew.
+	n := &node{world: w, s: s.DeepCopy(), dir: dir, port: l.Addr().(*net.TCPAddr).Port}
 	must(w.T, l.Close())
 	for _, sub := range []string{"data", "secret", "tls", "run"} {
 		must(w.T, os.Mkdir(filepath.Join(dir, sub), 0o700))
@@ -101,7 +102,7 @@ func (w *world) node(s *v1alpha1.IdempotencyStore) *node {
 // here puts this machine's places in those of the pod.
 func (n *node) here(text string) string {
 	return strings.NewReplacer(
-		"/etc/holdfast", n.dir, "/var/lib/postgresql/data", n.dir+"/data", "/var/run/postgresql", n.dir+"/run", "dir /data", "dir "+n.dir+"/data", "cd /data", "cd "+n.dir+"/data",
+		"/etc/holdfast-secret", n.dir+"/secret", "/etc/holdfast-tls", n.dir+"/tls", "/etc/holdfast", n.dir, "/var/lib/postgresql/data", n.dir+"/data", "/var/run/postgresql", n.dir+"/run", "dir /data", "dir "+n.dir+"/data", "cd /data", "cd "+n.dir+"/data",
 		"6379", strconv.Itoa(n.port), "5432", strconv.Itoa(n.port),
 	).Replace(text)
 }
@@ -481,22 +482,22 @@ func TestPasswordIsRotated(t *testing.T) {
 				default:
 				}
 				secret := &corev1.Secret{}
-				if err := n.get(workload.SecretName(s), secret); err != nil {
+				if err := n.get(workload.SecretName(n.s), secret); err != nil {
 					refused <- err
 					return
 				}
 				err := n.connect(string(secret.Data[workload.KeyPassword]))
 				again := &corev1.Secret{}
-				if getErr := n.get(workload.SecretName(s), again); getErr != nil {
+				if getErr := n.get(workload.SecretName(n.s), again); getErr != nil {
 					refused <- getErr
 					return
 				}
 				// A PostgreSQL role has one password: for as long as it takes to exchange it the Secret's next one is accepted.
-				if !accepted(err) && s.Spec.Postgres != nil && again.ResourceVersion != secret.ResourceVersion {
+				if !accepted(err) && n.s.Spec.Postgres != nil && again.ResourceVersion != secret.ResourceVersion {
 					err = n.connect(string(again.Data[workload.KeyPassword]))
 				}
 				if !accepted(err) {
-					refused <- err
+					refused <- fmt.Errorf("after %d others, with Secret version %s, now %s: %w", tries.Load(), secret.ResourceVersion, again.ResourceVersion, err)
 					return
 				}
 				tries.Add(1)
@@ -525,6 +526,11 @@ func TestPasswordIsRotated(t *testing.T) {
 			}
 			was := tries.Load()
 			eventually(t, func() error {
+				select {
+				case err := <-refused:
+					t.Fatalf("a client was refused: %v", err)
+				default:
+				}
 				if tries.Load() < was+3 {
 					return errors.New("clients do not get through")
 				}

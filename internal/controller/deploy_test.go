@@ -589,6 +589,11 @@ func TestStorageGrows(t *testing.T) {
 	if message := w.applied(d, s, reasonExpanding); !strings.Contains(message, "kubectl delete pod payments-redis-0") {
 		t.Errorf("the message is %q", message)
 	}
+	// Another change is applied all the same.
+	s.Spec.Redis.Deploy.Image = "docker.io/valkey/valkey:9.0"
+	must(t, admin.Update(w.ctx, s))
+	w.applied(d, s, reasonStarting)
+	w.kubelet(s, "two")
 	claim.Status.Conditions, claim.Status.Capacity = nil, corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("2Gi")}
 	must(t, admin.Status().Update(w.ctx, claim))
 	w.applied(d, s, reasonRunning)

@@ -10,6 +10,7 @@ package controller
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"time"
 
@@ -65,16 +66,18 @@ type Operator struct {
 }
 
 // CacheOptions keep the cache to what is read: in the operator's namespace, one
-// ConfigMap and the gateways' Leases.
+// ConfigMap and the gateways' Leases; in all, what was deployed for stores.
 func CacheOptions(namespace string) cache.Options {
-	return cache.Options{ByObject: map[client.Object]cache.ByObject{
+	read := map[client.Object]cache.ByObject{
 		&corev1.ConfigMap{}: {
 			Namespaces: map[string]cache.Config{namespace: {FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, MemoryName)}},
 		},
 		&coordinationv1.Lease{}: {
 			Namespaces: map[string]cache.Config{namespace: {LabelSelector: labels.SelectorFromSet(labels.Set{gatewayLabel: "true"})}},
 		},
-	}}
+	}
+	maps.Copy(read, DeployedCache())
+	return cache.Options{ByObject: read}
 }
 
 // LiveClient reads and writes without a cache, and refuses fields that the API server does not know.

@@ -60,8 +60,9 @@ const (
 	user = 999
 
 	contentDir = "/etc/holdfast"
-	secretDir  = "/etc/holdfast/secret"
-	tlsDir     = "/etc/holdfast/tls"
+	// Not inside of each other: a mount point cannot be made in one that is read-only.
+	secretDir = "/etc/holdfast-secret"
+	tlsDir    = "/etc/holdfast-tls"
 )
 
 // kind is what differs between the servers.

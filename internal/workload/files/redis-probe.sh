@@ -5,7 +5,7 @@
 set -eu
 cli=redis-cli
 if command -v valkey-cli >/dev/null; then cli=valkey-cli; fi
-REDISCLI_AUTH=$(cat /etc/holdfast/secret/probe-password)
+REDISCLI_AUTH=$(cat /etc/holdfast-secret/probe-password)
 export REDISCLI_AUTH
 ask() { "$cli" -h 127.0.0.1 -p 6379 ${PROBE_TLS:-} --user probe --no-auth-warning "$@" 2>&1; }
 
