@@ -10,7 +10,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
@@ -243,7 +242,7 @@ func (e *Engine) write(p pending) (store.Write, error) {
 	if err != nil {
 		return w, err
 	}
-	b, err := json.Marshal(&p.to.body)
+	b, err := p.to.body.encode()
 	if err != nil {
 		return w, err
 	}

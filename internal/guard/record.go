@@ -10,7 +10,6 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"strconv"
 	"strings"
@@ -215,7 +214,7 @@ func (h header) pack() ([]byte, error) {
 	for _, s := range h.hashes() {
 		*s = packHash(*s)
 	}
-	return json.Marshal(&h)
+	return h.encode()
 }
 
 func (h *header) hashes() [4]*string {
@@ -273,7 +272,7 @@ func providerKey(domain string, k Key, generation int) string {
 
 func decodeHeader(r *store.Record) (header, error) {
 	var h header
-	if err := json.Unmarshal(r.Header, &h); err != nil {
+	if err := decodeJSON(r.Header, &h, (*reader).header); err != nil {
 		return h, fmt.Errorf("%w: header of %q: %w", ErrCorrupt, r.Key, err)
 	}
 	for _, s := range h.hashes() {
@@ -301,7 +300,7 @@ func decode(r *store.Record) (*record, error) {
 	if rec.header, err = decodeHeader(r); err != nil {
 		return nil, err
 	}
-	if err := json.Unmarshal(r.Body, &rec.body); err != nil {
+	if err := decodeJSON(r.Body, &rec.body, (*reader).body); err != nil {
 		return nil, fmt.Errorf("%w: body of %q: %w", ErrCorrupt, r.Key, err)
 	}
 	return rec, nil

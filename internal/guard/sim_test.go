@@ -822,6 +822,7 @@ func (w *world) call(p *process, in *simIntent, c Call) {
 		w.giveWay(nil)
 		a, err := p.engine.Admit(ctx, c, pol)
 		if err == nil && a.Ticket != nil {
+			w.engineOf[a.Ticket] = p.engine
 			w.await(p, a.Ticket, m, who, in)
 		}
 		return
