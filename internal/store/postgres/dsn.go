@@ -1,7 +1,7 @@
 package postgres
 
 // What a DSN may say. Whoever writes one chooses a server and who asks it, and
-// nothing else: no files but a CA's, no session settings, no service files.
+// nothing else: no files, no sockets, no session settings, no services.
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"regexp"
 	"slices"
@@ -20,7 +21,7 @@ import (
 
 var allowedParameters = []string{
 	"host", "port", "user", "password", "dbname", "database",
-	"sslmode", "sslrootcert", "sslnegotiation", "channel_binding", "require_auth",
+	"sslmode", "sslnegotiation", "channel_binding", "require_auth",
 	"target_session_attrs", "connect_timeout",
 }
 
@@ -103,12 +104,12 @@ func dsnComplaint(err error) string {
 	if m := refusedParameter.FindStringSubmatch(err.Error()); m != nil {
 		return fmt.Sprintf("parameter %s is not allowed; allowed are %s", m[1], strings.Join(allowedParameters, ", "))
 	}
-	for _, part := range []string{"sslmode", "sslrootcert", "port", "connect_timeout", "target_session_attrs", "sslnegotiation", "channel_binding", "require_auth"} {
+	for _, part := range []string{"sslmode", "port", "connect_timeout", "target_session_attrs", "sslnegotiation", "channel_binding", "require_auth"} {
 		if strings.Contains(err.Error(), part+" is invalid") || strings.Contains(err.Error(), "invalid "+part) {
 			return "the value of " + part + " is not valid"
 		}
 	}
-	return "write postgres://user:password@host:port/dbname?sslmode=verify-full, or the same as keyword=value pairs; escape special characters, and name a sslrootcert that can be read"
+	return "write postgres://user:password@host:port/dbname?sslmode=verify-full, or the same as keyword=value pairs; escape special characters"
 }
 
 // servers calls fn with each server of the DSN.
@@ -142,10 +143,20 @@ func verifyBy(config *pgx.ConnConfig, rootCA []byte) error {
 	})
 }
 
-// dialBy has every connection made by dial, which resolves the names, too.
-func dialBy(config *pgx.ConnConfig, dial pgconn.DialFunc) error {
-	config.DialFunc = dial
+// dialBy has every connection made by dial, which resolves the names, too. Sockets
+// are of this machine.
+func dialBy(config *pgx.ConnConfig, dial pgconn.DialFunc) {
+	plain := config.DialFunc
+	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		if network == "unix" {
+			return plain(ctx, network, address)
+		}
+		return dial(ctx, network, address)
+	}
 	config.LookupFunc = func(_ context.Context, host string) ([]string, error) { return []string{host}, nil }
+}
+
+func refuseSockets(config *pgx.ConnConfig) error {
 	return servers(config, func(host string, _ *tls.Config) error {
 		if strings.HasPrefix(host, "/") || strings.HasPrefix(host, "@") {
 			return errors.New("the DSN names a Unix socket: name a host")

@@ -73,9 +73,7 @@ func (s *Store) facts(ctx context.Context, c *pgx.Conn) (facts, error) {
 func (s *Store) factsOfAnyServer(ctx context.Context) (f facts, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.opts.Timeout)
 	defer cancel()
-	config := s.config.Copy()
-	config.ValidateConnect = nil
-	c, err := pgx.ConnectConfig(ctx, config)
+	c, err := s.connect(ctx, func(config *pgx.ConnConfig) { config.ValidateConnect = nil })
 	if err != nil {
 		return facts{}, err
 	}

@@ -26,7 +26,7 @@ type judgement struct {
 }
 
 func judge(err error) judgement {
-	if errors.Is(err, errUnreplicated) || errors.Is(err, errBusy) {
+	if errors.Is(err, errUnreplicated) || errors.Is(err, errBusy) || errors.Is(err, errPassword) {
 		return judgement{}
 	}
 	var pg *pgconn.PgError

@@ -158,6 +158,40 @@ func TestPasswordChanged(t *testing.T) {
 	recovers(t, s)
 }
 
+// A password that is asked for can change without a restart.
+func TestPasswordRotated(t *testing.T) {
+	server := newServer(t, "fsync=off")
+	server.exec(t, "postgres", "CREATE ROLE app LOGIN PASSWORD 'one'", "GRANT CREATE ON DATABASE postgres TO app")
+	var password atomic.Pointer[string]
+	set := func(s string) { password.Store(&s) }
+	set("one")
+	dsn := strings.NewReplacer("user=holdfast", "user=app", " password=first", "").Replace(server.dsn("postgres"))
+	s := open(t, postgres.Options{DSN: dsn, MaxConns: 2, Password: func(context.Context) (string, error) {
+		if p := *password.Load(); p != "" {
+			return p, nil
+		}
+		return "", errors.New("no Secret there")
+	}})
+	initialise(t, s)
+	recovers(t, s)
+	end := func() {
+		t.Helper()
+		server.exec(t, "postgres", "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE usename = 'app'")
+	}
+	set("two")
+	end()
+	fails(t, s, 10*time.Second, "")
+	fails(t, s, 10*time.Second, "does not accept this role or password")
+	server.exec(t, "postgres", "ALTER ROLE app PASSWORD 'two'")
+	recovers(t, s)
+	set("")
+	end()
+	fails(t, s, 10*time.Second, "")
+	fails(t, s, 10*time.Second, "the password cannot be had: no Secret there")
+	set("two")
+	recovers(t, s)
+}
+
 // The function that reads the clock is in every call; here it fails as a server may.
 func TestServerErrors(t *testing.T) {
 	server, schema := sharedServer(t), newSchema()

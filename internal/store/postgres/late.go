@@ -80,9 +80,7 @@ func (s *Store) fence(c *pgx.Conn, err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), fenceTime)
 	defer cancel()
-	config := s.config.Copy()
-	config.ConnectTimeout = fenceTime
-	other, err := pgx.ConnectConfig(ctx, config)
+	other, err := s.connect(ctx, func(config *pgx.ConnConfig) { config.ConnectTimeout = fenceTime })
 	if err != nil {
 		return
 	}

@@ -227,7 +227,7 @@ func (s *Store) disownForgetful() {
 func (s *Store) disownOnce(known, next string) error {
 	ctx, cancel := context.WithTimeout(s.closing, s.opts.Timeout)
 	defer cancel()
-	c, err := pgx.ConnectConfig(ctx, s.config.Copy())
+	c, err := s.connect(ctx, nil)
 	if err != nil {
 		return err
 	}

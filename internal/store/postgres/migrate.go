@@ -96,7 +96,7 @@ func (s *Store) migrate(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	db := stdlib.OpenDB(*s.config.Copy())
+	db := stdlib.OpenDB(*s.config.Copy(), stdlib.OptionBeforeConnect(s.password))
 	defer func() { err = errors.Join(err, db.Close()) }()
 	lock, err := db.Conn(ctx)
 	if err != nil {

@@ -59,10 +59,14 @@ type Options struct {
 	// adds nothing.
 	DSN string
 	// RootCA are the certificates of the authorities that the server is verified by, in
-	// PEM; nil: the DSN's sslrootcert, or those of the machine.
+	// PEM; nil: those of the machine.
 	RootCA []byte
-	// Dial connects to host:port; nil: a plain dialler, which also knows Unix sockets.
+	// Password is asked for at each connection; nil: the DSN's.
+	Password func(ctx context.Context) (string, error)
+	// Dial connects to host:port, and resolves names; nil: a plain dialler.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// AllowSockets lets the DSN name Unix sockets. They are not dialled by Dial.
+	AllowSockets bool
 	// Schema holds the store, and nothing else; "": holdfast. It is made at first use
 	// if the role may, and the tables in it.
 	Schema string
@@ -124,8 +128,11 @@ func Open(opts Options) (*Store, error) {
 	if err == nil {
 		err = verifyBy(config, opts.RootCA)
 	}
+	if err == nil && !opts.AllowSockets {
+		err = refuseSockets(config)
+	}
 	if err == nil && opts.Dial != nil {
-		err = dialBy(config, opts.Dial)
+		dialBy(config, opts.Dial)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
@@ -148,7 +155,7 @@ func Open(opts Options) (*Store, error) {
 	pool.MaxConns = int32(opts.MaxConns)
 	pool.MinConns = 0
 	pool.PingTimeout = connectTimeout
-	pool.BeforeConnect = beforeConnect
+	pool.BeforeConnect = s.beforeConnect
 	pool.AfterConnect = s.afterConnect
 	s.pool, err = pgxpool.NewWithConfig(context.Background(), pool)
 	if err != nil {
@@ -209,9 +216,37 @@ func (hangUp) HandleUnwatchAfterCancel() {}
 
 var errNoCancel = errors.New("a call that was sent is not cancelled")
 
+var errPassword = errors.New("the password cannot be had")
+
+// password asks for the one of the moment.
+func (s *Store) password(ctx context.Context, config *pgx.ConnConfig) (err error) {
+	if s.opts.Password == nil {
+		return nil
+	}
+	if config.Password, err = s.opts.Password(ctx); err != nil {
+		return fmt.Errorf("%w: %w", errPassword, err)
+	}
+	return nil
+}
+
+// connect makes a connection beside the pool's.
+func (s *Store) connect(ctx context.Context, change func(*pgx.ConnConfig)) (*pgx.Conn, error) {
+	config := s.config.Copy()
+	if change != nil {
+		change(config)
+	}
+	if err := s.password(ctx, config); err != nil {
+		return nil, err
+	}
+	return pgx.ConnectConfig(ctx, config)
+}
+
 // beforeConnect keeps the connection from dialling again once it stands: that would
 // be to cancel what it was asked.
-func beforeConnect(_ context.Context, config *pgx.ConnConfig) error {
+func (s *Store) beforeConnect(ctx context.Context, config *pgx.ConnConfig) error {
+	if err := s.password(ctx, config); err != nil {
+		return err
+	}
 	dial, stands := config.DialFunc, new(atomic.Bool)
 	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
 		if stands.Load() {

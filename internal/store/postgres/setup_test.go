@@ -5,11 +5,22 @@ package postgres_test
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
 	"errors"
 	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,7 +35,10 @@ func TestDSN(t *testing.T) {
 		{good + "&connect_timeout=3&target_session_attrs=read-write", ""},
 		{good + "&target_session_attrs=primary&channel_binding=require", ""},
 		{"host=db.example port=5432 user=app password='a secret' dbname=app sslmode=require", ""},
-		{"host=/run/postgresql user=app dbname=app", ""},
+		{"host=/run/postgresql user=app dbname=app", "names a Unix socket"},
+		{"host=db.example,/run/postgresql port=1,2 user=app dbname=app sslmode=disable", "names a Unix socket"},
+		{"host=@abstract user=app dbname=app sslmode=disable", "names a Unix socket"},
+		{good + "&sslrootcert=/etc/passwd", "parameter sslrootcert is not allowed"},
 		{"host=a.example,b.example port=1,2 user=app dbname=app sslmode=disable", ""},
 		{"", "there is no DSN"},
 		{"postgres://app:secret@db.example/app", "must name sslmode"},
@@ -69,7 +83,7 @@ func TestDSN(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	const dsn = "host=/run/postgresql user=app dbname=app"
+	const dsn = "host=db.example user=app dbname=app sslmode=require"
 	for _, o := range []postgres.Options{
 		{Schema: "Upper"}, {Schema: `x"; DROP SCHEMA public`}, {Schema: "pg_own"}, {Schema: "information_schema"}, {Schema: "1st"}, {Schema: strings.Repeat("x", 64)},
 		{MaxConns: -1}, {MaxConns: 20_000}, {Timeout: -1}, {Timeout: time.Millisecond}, {Timeout: 2 * time.Hour},
@@ -80,6 +94,142 @@ func TestOptions(t *testing.T) {
 			_ = s.Close()
 		}
 	}
+}
+
+// The certificates that a server is verified by are the store's to name.
+func TestRootCA(t *testing.T) {
+	server := newServer(t, "fsync=off")
+	ours, other := newAuthority(t), newAuthority(t)
+	certificate, key := ours.issue(t, "127.0.0.1")
+	for name, text := range map[string][]byte{"server.crt": certificate, "server.key": key} {
+		path := filepath.Join(server.data(), name)
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if server.cred != nil {
+			if err := os.Chown(path, int(server.cred.Uid), int(server.cred.Gid)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	server.exec(t, "postgres", "ALTER SYSTEM SET ssl = on", "SELECT pg_reload_conf()")
+	admin := server.admin(t, "postgres")
+	eventually(t, "the server has TLS", func() error {
+		if on := ask[string](t, admin, "SELECT setting FROM pg_settings WHERE name = 'ssl'"); on != "on" {
+			return errors.New(on)
+		}
+		return nil
+	})
+	for _, mode := range []string{"verify-full", "verify-ca"} {
+		dsn := strings.Replace(server.dsn("postgres"), "sslmode=disable", "sslmode="+mode, 1)
+		if _, err := open(t, postgres.Options{DSN: dsn, RootCA: ours.pem}).Standing(context.Background()); err != nil {
+			t.Errorf("%s: %v", mode, err)
+		}
+		for name, ca := range map[string][]byte{"another's": other.pem, "the machine's": nil} {
+			_, err := open(t, postgres.Options{DSN: dsn, RootCA: ca}).Standing(context.Background())
+			if !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "certificate") {
+				t.Errorf("%s by %s: %v", mode, name, err)
+			}
+		}
+	}
+	byName := strings.NewReplacer("sslmode=disable", "sslmode=verify-full", "host=127.0.0.1", "host=localhost").Replace(server.dsn("postgres"))
+	if _, err := open(t, postgres.Options{DSN: byName, RootCA: ours.pem}).Standing(context.Background()); !errors.Is(err, store.ErrUnavailable) {
+		t.Errorf("a name that is not in the certificate: %v", err)
+	}
+	for _, o := range []postgres.Options{{DSN: byName, RootCA: []byte("no certificate")}, {DSN: strings.Replace(byName, "verify-full", "require", 1), RootCA: ours.pem}} {
+		if s, err := postgres.Open(o); err == nil {
+			t.Errorf("%q was taken with %q", o.DSN, o.RootCA)
+			_ = s.Close()
+		}
+	}
+}
+
+type authority struct {
+	certificate *x509.Certificate
+	key         *ecdsa.PrivateKey
+	pem         []byte
+}
+
+func newAuthority(t testing.TB) *authority {
+	t.Helper()
+	a := &authority{}
+	var err error
+	if a.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "an authority"}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, a.key.Public(), a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.certificate, err = x509.ParseCertificate(der); err != nil {
+		t.Fatal(err)
+	}
+	a.pem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	return a
+}
+
+// issue makes a certificate for an address.
+func (a *authority) issue(t testing.TB, address string) (certificate, key []byte) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "a server"}, IPAddresses: []net.IP{net.ParseIP(address)},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.certificate, private.Public(), a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: text})
+}
+
+// Every connection is made by who is given for it, that of a migration, too; and none
+// without.
+func TestDial(t *testing.T) {
+	server, schema := sharedServer(t), newSchema()
+	var refuse atomic.Bool
+	var dialled atomic.Int64
+	address := fmt.Sprintf("store.example:%d", server.port)
+	s := open(t, postgres.Options{
+		DSN: strings.Replace(server.dsn("postgres"), "host=127.0.0.1", "host=store.example", 1), Schema: schema,
+		Dial: func(ctx context.Context, network, to string) (net.Conn, error) {
+			if to != address || network != "tcp" {
+				t.Errorf("dialled %s %s", network, to)
+			}
+			if refuse.Load() {
+				return nil, errors.New("not to this address")
+			}
+			dialled.Add(1)
+			var d net.Dialer
+			return d.DialContext(ctx, network, fmt.Sprintf("127.0.0.1:%d", server.port))
+		},
+	})
+	initialise(t, s)
+	if dialled.Load() == 0 {
+		t.Error("nothing was dialled")
+	}
+	refuse.Store(true)
+	server.exec(t, "postgres", "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = 'holdfast'")
+	fails(t, s, 20*time.Second, "")
+	fails(t, s, 20*time.Second, "not to this address")
+	refuse.Store(false)
+	recovers(t, s)
+
+	socket := strings.Replace(server.dsn("postgres"), "host=127.0.0.1", "host="+server.dir, 1)
+	local := open(t, postgres.Options{DSN: socket, Schema: newSchema(), AllowSockets: true})
+	initialise(t, local)
+	recovers(t, local)
 }
 
 // Many processes start at once on an empty database.
@@ -218,19 +368,20 @@ func TestDurability(t *testing.T) {
 func TestCheckFinds(t *testing.T) {
 	server := sharedServer(t)
 	for damage, says := range map[string]string{
-		"DELETE FROM mark WHERE ctid = (SELECT min(ctid) FROM mark)":                                                  "is not in the index",
-		"INSERT INTO mark VALUES ('00000000-0000-0000-0000-000000000001', '00000000-0000-0000-0000-000000000002', 1)": "is of no record",
-		"DELETE FROM record":                                  "is of no record",
-		"UPDATE meter SET sum = sum + 1":                      "its entries come to",
-		"DELETE FROM meter":                                   "its entries come to",
-		"UPDATE record SET version = 1":                       "belongs to 2 records",
-		"UPDATE record SET version = 1000000 WHERE key = 'a'": "the sequence is at",
-		"UPDATE record SET key = 'c' WHERE key = 'a'":         "is not found under its key",
-		"UPDATE record SET untils = '{1}' WHERE key = 'a'":    "ends, era",
-		"UPDATE record SET stamp = '9999999' WHERE key = 'a'": "still to come",
-		"UPDATE record SET amounts = '{0}' WHERE key = 'a'":   "or one of 0",
-		"UPDATE meter SET name = 'n'":                         "is not found under its name",
-		"DELETE FROM meta":                                    "rows of meta",
+		"DELETE FROM mark WHERE ctid = (SELECT min(ctid) FROM mark)":                                                                                          "is not in the index",
+		"INSERT INTO mark VALUES ('00000000-0000-0000-0000-000000000001', '00000000-0000-0000-0000-000000000002', 1, '00000000-0000-0000-0000-000000000003')": "is of no record",
+		"DELETE FROM record":                                          "is of no record",
+		"UPDATE meter SET sum = sum + 1":                              "its entries come to",
+		"DELETE FROM meter":                                           "its entries come to",
+		"UPDATE record SET version = 1":                               "belongs to 2 records",
+		"UPDATE record SET version = 1000000 WHERE key = 'a'":         "the sequence is at",
+		"UPDATE record SET key = 'c' WHERE key = 'a'":                 "is not found under its key",
+		"UPDATE record SET untils = '{1}' WHERE key = 'a'":            "ends, end 0, era",
+		"UPDATE record SET until = 5, indexed = true WHERE key = 'a'": "is not in the index",
+		"UPDATE record SET stamp = '9999999' WHERE key = 'a'":         "still to come",
+		"UPDATE record SET amounts = '{0}' WHERE key = 'a'":           "or one of 0",
+		"UPDATE meter SET name = 'n'":                                 "is not found under its name",
+		"DELETE FROM meta":                                            "rows of meta",
 	} {
 		t.Run(damage, func(t *testing.T) {
 			schema := newSchema()
