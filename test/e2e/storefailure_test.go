@@ -303,9 +303,10 @@ var _ = onServers("A store's server", func() {
 			{"claim", 1, false}, {"claim, twice", 2, false}, {"settlement", 1, true}, {"settlement, twice", 2, true},
 		} {
 			By(row.name)
-			// It is in the record's scope: whatever carries it writes the record.
+			// The claim is known by the scope in its record, and the settlement by its key: what asks for a
+			// record carries no scope, and what is settled may be written in short.
 			order := fmt.Sprint("lost-reply-", i)
-			c := call{id: fmt.Sprint("k", i), body: w.order(order, "10"), fault: "hold"}
+			c := call{id: fmt.Sprint("settled-", i), body: w.order(order, "10"), fault: "hold"}
 			before := sent(ctx)
 			var rule *servers.Rule
 			if !row.settlement {
@@ -314,7 +315,7 @@ var _ = onServers("A store's server", func() {
 			going := w.start(ctx, c)
 			w.underWay(ctx, 1)
 			if row.settlement {
-				rule = proxy.On(order, row.times, servers.LoseReply)
+				rule = proxy.On(c.id, row.times, servers.LoseReply)
 			}
 			w.letGo(ctx)
 			got := <-going

@@ -29,7 +29,7 @@ const (
 	resolver = "alice"
 	audience = "holdfast"
 
-	upstreamTimeout = time.Second
+	upstreamTimeout = 2 * time.Second
 	settleAfter     = time.Second
 	// lease is how long an attempt of a world's tools has.
 	lease = upstreamTimeout + settlement + margin
