@@ -61,6 +61,9 @@ func settlementOf(r store.Reserve, version uint64) store.Write {
 	return w
 }
 
+// calls counts them, so that each is another one.
+var calls atomic.Int64
+
 // pair is a call that passes.
 func pair(t testing.TB, s store.Store, n int64) {
 	r := callOf(n)
@@ -109,7 +112,6 @@ func BenchmarkPair(b *testing.B) {
 	server := newServer(b, "fsync=on", "shared_buffers=256MB", "max_wal_size=4GB")
 	s := open(b, postgres.Options{DSN: server.dsn("postgres"), MaxConns: 64})
 	initialise(b, s)
-	var calls atomic.Int64
 	for _, connections := range benchConnections {
 		b.Run(fmt.Sprintf("goroutines=%d", connections), func(b *testing.B) {
 			var mu sync.Mutex

@@ -346,10 +346,16 @@ func open(t testing.TB, opts postgres.Options) *postgres.Store {
 	return s
 }
 
+// servers are further ones that outlive their test.
+var servers []*server
+
 func TestMain(m *testing.M) {
 	code := m.Run()
 	if shared != nil {
 		shared.remove()
+	}
+	for _, s := range servers {
+		s.remove()
 	}
 	os.Exit(code)
 }

@@ -1,0 +1,233 @@
+package postgres_test
+
+// What a call costs when much was settled before it.
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/holdfast-dev/holdfast/internal/store"
+	"github.com/holdfast-dev/holdfast/internal/store/postgres"
+)
+
+// load puts in settled records as calls like callOf leave them, numbered from first,
+// whose marks end at this time; with the tag for the string that all of them have.
+func load(t testing.TB, server *server, schema string, first, n int, until time.Time, tag string, indexed bool) {
+	t.Helper()
+	const texts = `ARRAY['is account/' || a || '/order/' || i, 'under account/' || a || '/order', 'under account/' || a, 'under account',
+		'is session-' || s || '/' || c, 'under session-' || s, 'exact account/' || a || '/order/' || i, 'payment ' || a || ' 49.99', 'payment ' || a, 'payment'],
+		ARRAY['', '', '', '', '', '', '', 'tag 0', 'tag 1', '%s']`
+	bound := int64(1<<63 - 1)
+	if indexed {
+		bound = until.UnixMilli()
+	}
+	server.exec(t, "postgres", "SET search_path = "+schema, "SET synchronous_commit = off", "SET work_mem = '256MB'", "SET maintenance_work_mem = '1GB'",
+		`CREATE OR REPLACE FUNCTION digest_of(text) RETURNS uuid LANGUAGE sql IMMUTABLE STRICT AS
+			$$ SELECT CASE WHEN $1 = '' THEN '00000000-0000-0000-0000-000000000000'::uuid ELSE encode(substr(sha256($1::bytea), 1, 16), 'hex')::uuid END $$`,
+		fmt.Sprintf(`INSERT INTO record (digest, version, at, due, stamp, until, era, held, unsettled, indexed, key, nonce, header, body, strings, tags)
+			SELECT digest_of('loaded/' || i), nextval('version'), clock(), %[3]d, pg_current_xact_id(), %[4]d, (SELECT era FROM meta), false, false, %[5]t,
+				('loaded/' || i)::bytea, 'nonce', repeat('h', 800)::bytea, repeat('b', 800)::bytea, m.strings, m.tags
+			FROM (SELECT i, i %% 1000 AS a, 'loaded-' || (i / 4) AS s, i %% 4 AS c FROM generate_series(%[1]d, %[2]d) AS i) AS n,
+				LATERAL (SELECT array_agg(digest_of(text) ORDER BY digest_of(text)) AS strings, array_agg(digest_of(tag) ORDER BY digest_of(text)) AS tags
+					FROM unnest(%[6]s) AS u (text, tag)) AS m`,
+			first, first+n-1, time.Now().Add(48*time.Hour).UnixMilli(), until.UnixMilli(), indexed, fmt.Sprintf(texts, tag)),
+		"ALTER TABLE mark DROP CONSTRAINT mark_pkey",
+		fmt.Sprintf(`INSERT INTO mark (string, tag, until, record)
+			SELECT s.string, s.tag, %[3]d, digest FROM record, unnest(strings, tags) AS s (string, tag)
+			WHERE digest IN (SELECT digest_of('loaded/' || i) FROM generate_series(%[1]d, %[2]d) AS i)`, first, first+n-1, bound),
+		"ALTER TABLE mark ADD PRIMARY KEY (string, tag, until, record)",
+		"DROP FUNCTION digest_of", "VACUUM ANALYZE record", "VACUUM ANALYZE mark", "CHECKPOINT")
+}
+
+// reads are the entries of the index of marks, and the rows of records, that the
+// calls of one store read.
+func reads(t testing.TB, server *server, options postgres.Options, calls func(store.Store)) (entries, rows int) {
+	t.Helper()
+	c := server.admin(t, "postgres")
+	count := func() (entries, rows int) {
+		err := c.QueryRow(context.Background(), `SELECT
+			(SELECT idx_tup_read FROM pg_stat_user_indexes WHERE schemaname = $1 AND indexrelname = 'mark_pkey'),
+			(SELECT idx_tup_fetch FROM pg_stat_user_tables WHERE schemaname = $1 AND relname = 'record')`, options.Schema).Scan(&entries, &rows)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return entries, rows
+	}
+	// A session hands in what it has counted when it ends.
+	ended := func() {
+		eventually(t, "sessions end", func() error {
+			if n := ask[int](t, c, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'holdfast'"); n > 0 {
+				return fmt.Errorf("%d are there", n)
+			}
+			return nil
+		})
+	}
+	ended()
+	entries0, rows0 := count()
+	s, err := postgres.Open(options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls(s)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	ended()
+	entries, rows = count()
+	return entries - entries0, rows - rows0
+}
+
+// However many records mark a string with the tag that a probe excepts, or have ended,
+// the probe does not read them.
+func TestProbesReadLittle(t *testing.T) {
+	const settled = 20_000
+	server := newServer(t, "fsync=off")
+	options := postgres.Options{DSN: server.dsn("postgres"), Schema: newSchema(), MaxConns: 1}
+	s := open(t, options)
+	initialise(t, s)
+	pair(t, s, 1)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	load(t, server, options.Schema, 0, settled, time.Now().Add(time.Hour), "tag 2", false)
+	// Of an identity that was in use until some time ago.
+	load(t, server, options.Schema, settled, settled, time.Now().Add(-time.Hour), "tag before", true)
+
+	const calls = 10
+	entries, rows := reads(t, server, options, func(s store.Store) {
+		for n := range calls {
+			pair(t, s, int64(10*settled+n))
+		}
+	})
+	t.Logf("%d entries and %d records were read for %d calls", entries, rows, calls)
+	if entries > calls*100 || rows > calls*10 {
+		t.Errorf("%d entries and %d records were read for %d calls", entries, rows, calls)
+	}
+	s = open(t, options)
+	if err := s.Check(context.Background()); err != nil {
+		t.Error(err)
+	}
+	// One that has not ended, in the midst of them.
+	server.exec(t, "postgres", fmt.Sprintf(`SET search_path = %s`, options.Schema),
+		fmt.Sprintf(`UPDATE mark SET until = until + 7200000 WHERE record = (SELECT digest FROM record WHERE key = 'loaded/%d')`, settled+7),
+		fmt.Sprintf(`UPDATE record SET until = until + 7200000 WHERE key = 'loaded/%d'`, settled+7))
+	r := callOf(20 * settled)
+	result, err := s.Reserve(context.Background(), r)
+	if err != nil || result.Outcome != store.Blocked || result.HitCount != 1 || result.Hits[0].Record.Key != fmt.Sprint("loaded/", settled+7) {
+		t.Errorf("%+v, %v", result, err)
+	}
+}
+
+// A write that keeps its marks enters into the index when they end; one that stamps them
+// anew takes that out again.
+func TestEndsInTheIndex(t *testing.T) {
+	server, schema := sharedServer(t), newSchema()
+	s := open(t, postgres.Options{DSN: server.dsn("postgres"), Schema: schema})
+	initialise(t, s)
+	admin := server.admin(t, "postgres")
+	r := callOf(1)
+	result := await(t, inBackground(s, r), store.Written)
+	w := settlementOf(r, result.Version)
+	update := func(n int) {
+		t.Helper()
+		w.Nonce = fmt.Sprint("step ", n)
+		result, err := s.Update(context.Background(), w)
+		if err != nil || result.Outcome != store.Written {
+			t.Fatalf("%+v, %v", result, err)
+		}
+		w.Expected = result.Version
+		if err := s.Check(context.Background()); err != nil {
+			t.Error(err)
+		}
+	}
+	ends := func(want int64) {
+		t.Helper()
+		if n := ask[int](t, admin, fmt.Sprintf("SELECT count(*) FROM %s.mark WHERE until <> $1", schema), want); n > 0 {
+			t.Errorf("%d entries do not end at %d", n, want)
+		}
+	}
+	const never = 1<<63 - 1
+	marks, until := w.Marks, w.Marks[0].Until
+	update(1)
+	ends(never)
+	w.Marks, w.KeepMarks = nil, true
+	update(2)
+	ends((until.UnixNano() + 999_999) / 1_000_000)
+	update(3)
+	ends((until.UnixNano() + 999_999) / 1_000_000)
+	w.Marks, w.KeepMarks = marks, false
+	update(4)
+	ends(never)
+	for i := range w.Marks {
+		w.Marks[i].Until = time.Time{}
+	}
+	update(5)
+	w.Marks, w.KeepMarks = nil, true
+	update(6)
+	ends(never)
+	// Each its own end.
+	w.Marks, w.KeepMarks = marks, false
+	for i := range w.Marks {
+		w.Marks[i].Until = until.Add(time.Duration(i) * time.Hour)
+	}
+	update(7)
+	w.Marks, w.KeepMarks = nil, true
+	update(8)
+	if n := ask[int](t, admin, fmt.Sprintf("SELECT count(DISTINCT until) FROM %s.mark", schema)); n != len(marks) {
+		t.Errorf("%d ends in the index, want %d", n, len(marks))
+	}
+	w.KeepMarks, w.Record, w.Nonce = false, nil, "gone"
+	result, err := s.Update(context.Background(), w)
+	if err != nil || result.Outcome != store.Written {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	if n := ask[int](t, admin, fmt.Sprintf("SELECT count(*) FROM %s.mark", schema)); n != 0 {
+		t.Errorf("%d entries of no record", n)
+	}
+}
+
+// BenchmarkGrowth is BenchmarkPair with many settled records; the last takes minutes
+// to load.
+func BenchmarkGrowth(b *testing.B) {
+	for _, settled := range []int{1_000, 100_000, 1_000_000} {
+		b.Run(fmt.Sprintf("settled=%d", settled), func(b *testing.B) {
+			server := loaded(b, settled)
+			s := open(b, postgres.Options{DSN: server.dsn("postgres"), MaxConns: 16})
+			var group sync.WaitGroup
+			server0, own0 := server.cpu(b)
+			b.ResetTimer()
+			for worker := range 16 {
+				group.Go(func() {
+					for n := worker; n < b.N; n += 16 {
+						pair(b, s, calls.Add(1))
+					}
+				})
+			}
+			group.Wait()
+			b.StopTimer()
+			server1, own1 := server.cpu(b)
+			b.ReportMetric(float64((server1-server0).Microseconds())/float64(b.N), "server-cpu-µs")
+			b.ReportMetric(float64((own1-own0).Microseconds())/float64(b.N), "client-cpu-µs")
+			report(b, float64(b.N)/b.Elapsed().Seconds(), nil)
+		})
+	}
+}
+
+var loadedServers = map[int]*server{}
+
+func loaded(b *testing.B, settled int) *server {
+	if loadedServers[settled] == nil {
+		s := emptyServer(b, "fsync=on", "shared_buffers=1GB", "max_wal_size=8GB", "checkpoint_timeout=1h")
+		s.init(b)
+		s.start(b)
+		initialise(b, open(b, postgres.Options{DSN: s.dsn("postgres")}))
+		pair(b, open(b, postgres.Options{DSN: s.dsn("postgres")}), calls.Add(1))
+		load(b, s, "holdfast", 0, settled, time.Now().Add(72*time.Hour), "tag 2", false)
+		loadedServers[settled] = s
+		servers = append(servers, s)
+	}
+	return loadedServers[settled]
+}
