@@ -62,7 +62,11 @@ func redisConf(deploy *v1alpha1.RedisDeployment, maxmemory int64) string {
 	line("aof-load-truncated yes")
 	line("# The log alone is the memory: no snapshots beside it.")
 	line(`save ""`)
-	line("# Who may do what; the passwords are there as hashes.")
+	line("# The users, with hashes for passwords. What each may do is here too, because the file is read at the start alone:")
+	line("# other rights are another content, and have the pod begin anew; another password is told to the server as it runs.")
+	line("#   %s: %s", StoreUser, storeRights)
+	line("#   %s: %s", redisAdmin, adminRights)
+	line("#   %s: %s", redisProbeUser, probeRights)
 	line("aclfile %s/%s", secretDir, KeyUsersACL)
 	line("protected-mode no")
 	if deploy.TLS != nil {
@@ -109,6 +113,5 @@ func renderRedis(in Inputs, k kind) (map[string]string, *corev1ac.PodSpecApplyCo
 		volumes = append(volumes, secretVolume(deploy.TLS.SecretRef.Name, "tls", corev1.TLSCertKey, corev1.TLSPrivateKeyKey, KeyCA))
 	}
 	probes(c, "probe.sh", 120)
-	// What a user may do is read at the server's start; which passwords it has is not.
 	return content, pod(redisGrace, c, volumes...), nil
 }
