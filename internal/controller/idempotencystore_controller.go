@@ -313,7 +313,7 @@ func (r *StoreReconciler) look(ctx context.Context, obj *v1alpha1.IdempotencySto
 	switch {
 	case errors.Is(err, store.ErrMemoryLost):
 		v.epoch = lostEpoch(obj, known)
-		return v, errors.Join(fail(err), r.disown(ctx, nn, known))
+		return v, errors.Join(fail(err), r.disown(ctx, nn, s, known))
 	case err != nil:
 		return v, failNew(err)
 	}
@@ -327,7 +327,7 @@ func (r *StoreReconciler) look(ctx context.Context, obj *v1alpha1.IdempotencySto
 		}
 		if standing.Epoch != "" && standing.Epoch == known.epoch(nn) {
 			// Others may not know it yet.
-			return v, errors.Join(err, r.disown(ctx, nn, known))
+			return v, errors.Join(err, r.disown(ctx, nn, s, known))
 		}
 		if r.Leading() && l != "" && obj.Spec.AcceptEpoch == l {
 			return r.accept(ctx, obj, o, standing, known, v, err)

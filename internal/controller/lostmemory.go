@@ -129,7 +129,7 @@ func (r *StoreReconciler) strayHold(ctx context.Context, nn types.NamespacedName
 
 // disown has everybody know that the store is no longer the memory that is remembered:
 // this process has seen that writes are missing, and others may not have.
-func (r *StoreReconciler) disown(ctx context.Context, nn types.NamespacedName, known storeMemory) error {
+func (r *StoreReconciler) disown(ctx context.Context, nn types.NamespacedName, s settings, known storeMemory) error {
 	o := r.held(nn)
 	if o == nil {
 		return nil
@@ -138,13 +138,30 @@ func (r *StoreReconciler) disown(ctx context.Context, nn types.NamespacedName, k
 		o.engine.Retire()
 	}
 	if epoch := known.epoch(nn); epoch != "" {
-		if err := o.store.Disown(ctx, epoch, rand.Text()); err != nil {
+		next := rand.Text()
+		err := o.store.Disown(ctx, epoch, next)
+		if errors.Is(err, store.ErrMemoryLost) {
+			// This process has missed writes of its own, and is told nothing else any more. One that is
+			// opened anew has none to miss.
+			err = r.disownAnew(ctx, s, epoch, next)
+		}
+		if err != nil {
 			return fmt.Errorf("give the store another epoch: %w", err) // it stays open, and says so at the next visit
 		}
 	}
 	// It is known to all now. Opened anew it shows what it is.
 	_, err := r.retire(nn)
 	return err
+}
+
+// disownAnew disowns the store by a connection of its own.
+func (r *StoreReconciler) disownAnew(ctx context.Context, s settings, epoch, next string) (err error) {
+	o, err := r.openAs(s, true)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, o.store.Close()) }()
+	return o.store.Disown(ctx, epoch, next)
 }
 
 // accept goes on without the memory that is lost. The store gets an epoch of its own,
