@@ -286,7 +286,7 @@ func claimTemplate(class, size string) (*corev1ac.PersistentVolumeClaimApplyConf
 // digest tells one content from another.
 func digest(content map[string]string, more ...[]byte) string {
 	sum := sha256.New()
-	write := func(b []byte) { fmt.Fprintf(sum, "%d:%s", len(b), b) }
+	write := func(b []byte) { sum.Write(fmt.Appendf(nil, "%d:%s", len(b), b)) }
 	for _, name := range slices.Sorted(maps.Keys(content)) {
 		write([]byte(name))
 		write([]byte(content[name]))
