@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/http"
 	"path/filepath"
+	"strings"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -70,11 +71,8 @@ var _ = onServers("A cluster's view of a store", func() {
 						return err
 					}
 					c := apimeta.FindStatusCondition(s.Status.Conditions, v1alpha1.ConditionDurable)
-					if c == nil || c.Status != row.durable {
-						return fmt.Errorf("want Durable to be %s; the status is %+v", row.durable, s.Status)
-					}
-					if row.words != "" {
-						Expect(c.Message).To(ContainSubstring(row.words))
+					if c == nil || c.Status != row.durable || !strings.Contains(c.Message, row.words) {
+						return fmt.Errorf("want Durable to be %s, with %q; the status is %+v", row.durable, row.words, s.Status)
 					}
 					return nil
 				}).WithContext(ctx).WithTimeout(2 * time.Minute).Should(Succeed())
@@ -138,10 +136,15 @@ var _ = onServers("A cluster's view of a store", func() {
 				Expect(admin.Status().Update(ctx, claim)).To(Succeed())
 			}
 			bound("1Gi")
-			set.Status = appsv1.StatefulSetStatus{
-				ObservedGeneration: set.Generation, Replicas: 1, ReadyReplicas: 1, UpdateRevision: "e2e", CurrentRevision: "e2e",
+			rollOut := func(ctx context.Context) error {
+				if err := admin.Get(ctx, name, &set); err != nil || set.Status.ObservedGeneration >= set.Generation {
+					return err
+				}
+				set.Status = appsv1.StatefulSetStatus{
+					ObservedGeneration: set.Generation, Replicas: 1, ReadyReplicas: 1, UpdateRevision: "e2e", CurrentRevision: "e2e",
+				}
+				return admin.Status().Update(ctx, &set)
 			}
-			Expect(admin.Status().Update(ctx, &set)).To(Succeed())
 			labels := maps.Clone(set.Spec.Template.Labels)
 			labels[appsv1.ControllerRevisionHashLabelKey] = "e2e"
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: set.Name + "-0", Labels: labels}, Spec: set.Spec.Template.Spec}
@@ -156,6 +159,9 @@ var _ = onServers("A cluster's view of a store", func() {
 				return claim.Spec.Resources.Requests.Storage().String(), err
 			}
 			deployed := func(ctx context.Context) (string, error) {
+				if err := rollOut(ctx); err != nil {
+					return "", err
+				}
 				s, err := w.storeObject(ctx)
 				if err != nil {
 					return "", err
