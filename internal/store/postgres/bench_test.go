@@ -32,10 +32,11 @@ var benchConnections = []int{1, 16, 64}
 func callOf(n int64) store.Reserve {
 	account := n % 1000
 	order, call := fmt.Sprintf("account/%d/order/%d", account, n), fmt.Sprintf("session-%d/%d", n/4, n%4)
-	r := reserve(fmt.Sprint("namespace/tool/system:serviceaccount:namespace:caller/", n), order, call)
+	r := reserve(fmt.Sprintf("9:namespace6:charge41:system:serviceaccount:namespace:agent-0001:%020d", n), order, call)
 	r.Nonce = fmt.Sprintf("%032d", n)
 	r.Record.Due = time.Now().Add(time.Minute)
-	r.Record.Header, r.Record.Body = make([]byte, 800), make([]byte, 500)
+	// As many bytes as the guard's, and as the floor's.
+	r.Record.Header, r.Record.Body = make([]byte, 560), make([]byte, 480)
 	r.Marks = append(r.Marks, store.Mark{String: "exact " + order})
 	r.Probes = append(r.Probes, store.Probe{String: "exact " + order, First: true}, store.Probe{String: "never sent " + order, First: true})
 	for i, s := range []string{fmt.Sprint("payment ", account, " 49.99"), fmt.Sprint("payment ", account), "payment"} {
@@ -52,7 +53,8 @@ func settlementOf(r store.Reserve, version uint64) store.Write {
 	w.Expected, w.Nonce = version, "settlement of "+r.Nonce
 	settled := *r.Record
 	w.Record = &settled
-	w.Record.Unsettled, w.Record.Due, w.Record.Body = false, time.Now().Add(48*time.Hour), make([]byte, 800)
+	w.Record.Unsettled, w.Record.Due = false, time.Now().Add(48*time.Hour)
+	w.Record.Header, w.Record.Body = make([]byte, 600), make([]byte, 1210)
 	w.Marks = nil
 	until := time.Now().Add(72 * time.Hour)
 	for _, m := range r.Marks {

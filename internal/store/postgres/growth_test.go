@@ -29,7 +29,7 @@ func load(t testing.TB, server *server, schema string, first, n int, until time.
 			$$ SELECT CASE WHEN $1 = '' THEN '00000000-0000-0000-0000-000000000000'::uuid ELSE encode(substr(sha256($1::bytea), 1, 16), 'hex')::uuid END $$`,
 		fmt.Sprintf(`INSERT INTO record (digest, version, at, due, stamp, until, era, held, unsettled, indexed, key, nonce, header, body, strings, tags)
 			SELECT digest_of('loaded/' || i), nextval('version'), clock(), %[3]d, pg_current_xact_id(), %[4]d, (SELECT era FROM meta), false, false, %[5]t,
-				('loaded/' || i)::bytea, 'nonce', repeat('h', 800)::bytea, repeat('b', 800)::bytea, m.strings, m.tags
+				('loaded/' || i)::bytea, 'nonce', repeat('h', 600)::bytea, repeat('b', 1210)::bytea, m.strings, m.tags
 			FROM (SELECT i, i %% 1000 AS a, 'loaded-' || (i / 4) AS s, i %% 4 AS c FROM generate_series(%[1]d, %[2]d) AS i) AS n,
 				LATERAL (SELECT array_agg(digest_of(text) ORDER BY digest_of(text)) AS strings, array_agg(digest_of(tag) ORDER BY digest_of(text)) AS tags
 					FROM unnest(%[6]s) AS u (text, tag)) AS m`,
@@ -225,7 +225,7 @@ func loaded(b *testing.B, settled int) *server {
 		s.start(b)
 		initialise(b, open(b, postgres.Options{DSN: s.dsn("postgres")}))
 		pair(b, open(b, postgres.Options{DSN: s.dsn("postgres")}), calls.Add(1))
-		load(b, s, "holdfast", 0, settled, time.Now().Add(72*time.Hour), "tag 2", false)
+		load(b, s, "holdfast", 1_000_000_000, settled, time.Now().Add(72*time.Hour), "tag 2", false)
 		loadedServers[settled] = s
 		servers = append(servers, s)
 	}

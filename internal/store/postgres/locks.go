@@ -52,7 +52,7 @@ type use struct {
 	kind   kind
 }
 
-// uses are sorted by string, each of which comes once.
+// usesOf are sorted by string, each of which comes once.
 func usesOf(marks []mark, probes []probe) []use {
 	uses := make([]use, 0, len(marks)+len(probes))
 	for _, m := range marks {
@@ -116,19 +116,18 @@ func (s *Store) number(d digest) int64 {
 // plan is what a write locks, and what it knows and makes of lanes.
 type plan struct {
 	locks []int64
-	// generation is that of the lanes which it relies on; NULL: none.
+	// generation is the number under which it knows of the lanes that it relies on; nil:
+	// it relies on none.
 	generation  *int64
 	makeStrings []digest
 	makeKinds   []kind
 	uses        []use
 }
 
-func (s *Store) lockRecord(key digest) plan { return plan{locks: []int64{s.number(key)}} }
-
 // maxLanes bounds what a process keeps of them; beyond, strings are locked exclusively.
 const maxLanes = 100_000
 
-// lanes are those that the process knows.
+// lanes are those that the process knows, all of one generation.
 type lanes struct {
 	mu         sync.Mutex
 	generation int64
@@ -206,12 +205,11 @@ func (s *Store) end(p plan, made bool, generation int64) {
 			delete(l.busy, u)
 		}
 	}
-	if !made || len(p.makeStrings) == 0 || generation < l.generation {
+	if !made || len(p.makeStrings) == 0 {
 		return
 	}
-	if generation > l.generation {
-		l.replace(generation)
-	}
+	// If this answer was overtaken by news, the next call that relies on it will say so.
+	l.become(generation)
 	for i, string := range p.makeStrings {
 		l.known[string] = p.makeKinds[i]
 	}
@@ -221,9 +219,11 @@ func (s *Store) end(p plan, made bool, generation int64) {
 // that both want one do not spend their time on it.
 const quiet = 5 * time.Second
 
-// replace forgets the lanes of an earlier generation.
-func (l *lanes) replace(generation int64) {
-	l.known, l.generation, l.makeAfter = map[digest]kind{}, generation, time.Now().Add(quiet)
+// become forgets the lanes of another generation.
+func (l *lanes) become(generation int64) {
+	if generation != l.generation {
+		l.known, l.generation, l.makeAfter = map[digest]kind{}, generation, time.Now().Add(quiet)
+	}
 }
 
 // loadLanes reads all lanes, in one snapshot with their generation.
@@ -253,12 +253,7 @@ func (s *Store) loadLanes(ctx context.Context) error {
 	l := &s.lanes
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if f.generation < l.generation {
-		return nil
-	}
-	if f.generation > l.generation {
-		l.replace(f.generation)
-	}
+	l.become(f.generation)
 	for string, of := range f.known {
 		l.known[string] = of
 	}

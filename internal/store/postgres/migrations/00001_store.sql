@@ -20,7 +20,8 @@ CREATE TABLE meta (
     -- with it a new era.
     era         integer NOT NULL DEFAULT 0,
     incarnation text NOT NULL DEFAULT '',
-    -- How often a lane was taken away or given to another kind.
+    -- Another number at random each time that lanes are taken away or given to another
+    -- kind. Counted, it could come to the same number again where a backup is restored.
     lanes       bigint NOT NULL DEFAULT 0,
     -- The last day on which was looked for what is of no more use.
     cleaned     integer NOT NULL DEFAULT 0
@@ -173,6 +174,11 @@ LANGUAGE sql VOLATILE AS $$
 $$;
 -- +goose StatementEnd
 
+-- +goose StatementBegin
+CREATE FUNCTION another_number() RETURNS bigint LANGUAGE sql VOLATILE AS
+$$ SELECT ('x' || left(replace(gen_random_uuid()::text, '-', ''), 16))::bit(64)::bigint $$;
+-- +goose StatementEnd
+
 -- standing also raises the process's beat to p_writes, and takes away, once a day, what
 -- is of no more use. After a leap of the clock nothing is taken away before all that
 -- live had a day to show it.
@@ -206,18 +212,17 @@ BEGIN
             DELETE FROM grave WHERE day < v_day - 30;
             DELETE FROM lane WHERE day < v_day - 7;
             IF FOUND THEN
-                UPDATE meta SET lanes = lanes + 1;
+                UPDATE meta SET lanes = another_number();
             END IF;
         END IF;
     END IF;
 END $$;
 -- +goose StatementEnd
 
--- write is Reserve and Update, where the shorter ones below leave it to it. p_highest is the
--- highest version that its process was answered with: a store that has not come so far
--- has forgotten. It is VOLATILE and runs
--- under READ COMMITTED: each of its statements sees what was committed before that
--- statement began.
+-- write is Reserve and Update, where the shorter ones below leave it to it. It is VOLATILE
+-- and runs under READ COMMITTED: each of its statements sees what was committed before
+-- that statement began. p_highest is the highest version that its process was answered
+-- with: a store that has not come so far has forgotten.
 --
 -- Locks. Each is a number: the digest's first 8 bytes, mixed with the schema's seed,
 -- its two lowest bits replaced by what it is: 0 a record, 1 a string, 3 a meter; in
@@ -233,20 +238,19 @@ END $$;
 --     others take it exclusively, and so does everybody where there is no lane.
 --   * A lane is made, and given to another kind, only by who has the string's lock
 --     exclusively, and is committed with it. Whoever takes it shared knows of the lane
---     from an earlier transaction, and how often lanes had been taken away by then
---     (p_lanes); if meta.lanes, read under the lock, is another number by now, nothing is
---     done ('Again'). So what it knows of the lane is true as long as it has the lock:
---     two that have it shared at the same time are of one kind.
+--     from an earlier transaction, and the number that meta.lanes was then (p_lanes); if
+--     it is another one by now, read under the lock, nothing is done ('Again'). So what
+--     it knows of the lane is true as long as it has the lock: two that have it shared at
+--     the same time are of one kind.
 --   * A lane is taken away at any time: those that have the lock keep it, and whoever
 --     comes finds another number.
 --
 -- Only a Reserve locks strings. That suffices: an Update is refused by nobody's
 -- marks, so a Reserve that runs at the same time and does not see its marks comes
--- before it in the order of writes, and one that does comes after it. Probing
--- statements have snapshots of after all locks of strings: a write that this Reserve
--- sees elsewhere (its own record, a meter) was committed before its lock was taken;
--- one of a meter, whose lock comes after the first look, was of one that this Reserve
--- is not in the way of, or that is not in its own.
+-- before it in the order of writes, and one that does comes after it. What is probed is
+-- one snapshot, taken after all locks (where meters change a second look is taken, after
+-- theirs): a write that this Reserve sees elsewhere, its own record's or a meter's, was
+-- committed before its lock was taken, and is seen by the probes as well.
 --
 -- Watermarks. A mark's stamp is its writer's transaction number and the era; a
 -- watermark is the snapshot of the statement that probed, and the era. It covers what
@@ -494,7 +498,7 @@ BEGIN
 
     IF p_make_strings IS NOT NULL THEN
         IF EXISTS (SELECT FROM unnest(p_make_strings, p_make_kinds) AS n (string, kind) JOIN lane l ON l.string = n.string WHERE l.kind <> n.kind) THEN
-            UPDATE meta m SET lanes = m.lanes + 1 RETURNING m.lanes INTO STRICT o_lanes;
+            UPDATE meta m SET lanes = another_number() RETURNING m.lanes INTO STRICT o_lanes;
             UPDATE lane l SET kind = n.kind, day = o_now / 86400000000
             FROM unnest(p_make_strings, p_make_kinds) AS n (string, kind) WHERE l.string = n.string AND l.kind <> n.kind;
         END IF;

@@ -13,7 +13,7 @@
 BEGIN;
 INSERT INTO record (digest, version, at, due, stamp, until, era, held, unsettled, indexed, key, nonce, header, body, strings, tags)
 VALUES (lpad(to_hex(:id::bigint), 32, '0')::uuid, :id::bigint, 1893553445678901, :id::bigint, '1000', 0, 1, false, true, false,
-    repeat('k', 60)::bytea, repeat('n', 32)::bytea, repeat('h', 800)::bytea, repeat('b', 500)::bytea,
+    repeat('k', 87)::bytea, repeat('n', 32)::bytea, repeat('h', 560)::bytea, repeat('b', 480)::bytea,
     ARRAY[lpad(to_hex(:id::bigint), 32, '1'), lpad(to_hex(:id::bigint), 32, '2'), lpad(to_hex(:id::bigint), 32, '3'), lpad(to_hex(:id::bigint), 32, '4'),
           lpad(to_hex(:account::bigint), 32, '5'), lpad(to_hex(:account::bigint), 32, '6'), lpad(to_hex(:account::bigint), 32, '7'), lpad(to_hex(:account::bigint), 32, '8'),
           lpad('', 32, '9'), lpad('', 32, 'a')]::uuid[],
@@ -35,5 +35,5 @@ FROM (VALUES
 ) AS s (string, tag);
 COMMIT;
 UPDATE record SET version = :id::bigint, at = 1893553445678901, due = :id::bigint + 1, stamp = '1001', until = :id::bigint, era = 1, held = false, unsettled = false,
-    nonce = repeat('m', 32)::bytea, header = repeat('h', 800)::bytea, body = repeat('c', 800)::bytea
+    nonce = repeat('m', 32)::bytea, header = repeat('h', 600)::bytea, body = repeat('c', 1210)::bytea
 WHERE digest = lpad(to_hex(:id::bigint), 32, '0')::uuid;
