@@ -285,9 +285,9 @@ local function change(hash, value, from, will, had)
       parts[#parts + 1] = group(g.tag, g.ids)
     end
   end
-  local now = table.concat(parts)
-  if now ~= value then
-    keep(hash, now)
+  local next = table.concat(parts)
+  if next ~= value then
+    keep(hash, next)
   end
 end
 
