@@ -89,7 +89,7 @@ type RedisStore struct {
 
 // RedisDeployment is a server that the operator runs.
 type RedisDeployment struct {
-	// image is a container image of Valkey 7.2 or later, or of Redis 7.0 or later. Effective value when absent: the Valkey that the operator was tested with.
+	// image is a container image of Valkey 7.2 or later, or of Redis 7.0 or later. Effective value when absent: docker.io/valkey/valkey:8.1.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=512
@@ -239,7 +239,7 @@ type PostgresStore struct {
 type PostgresDeployment struct {
 	// image is a container image of PostgreSQL 15 or later that is started as the official one is, by POSTGRES_USER, POSTGRES_DB,
 	// POSTGRES_PASSWORD_FILE and PGDATA. A new major version needs its own migration of the volume.
-	// Effective value when absent: the PostgreSQL that the operator was tested with.
+	// Effective value when absent: docker.io/library/postgres:17.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=512

@@ -125,7 +125,7 @@ func (r *StoreReconciler) redisOptions(ctx context.Context, obj *v1alpha1.Idempo
 				return nil, "", err
 			}
 			if o.TLS, err = clientTLS(ca, ""); err != nil {
-				return nil, "", fmt.Errorf("Secret %s/%s, key ca.crt: %w", nn.Namespace, t.SecretRef.Name, err)
+				return nil, "", fmt.Errorf("the key ca.crt of Secret %s/%s: %w", nn.Namespace, t.SecretRef.Name, err)
 			}
 		}
 	case spec.External != nil:
@@ -173,8 +173,22 @@ func (r *StoreReconciler) postgresOptions(ctx context.Context, obj *v1alpha1.Ide
 	var err error
 	switch spec := obj.Spec.Postgres; {
 	case spec.Deploy != nil:
-		o.DSN, err = r.Credentials.Get(ctx, namespace, workload.SecretName(obj), workload.DSNKey)
+		secret := workload.SecretName(obj)
+		o.DSN, err = r.Credentials.Get(ctx, namespace, secret, workload.DSNKey)
+		// Between two looks a new connection needs the new password.
+		o.Password = func(ctx context.Context) (string, error) {
+			_, password, err := r.Credentials.User(ctx, namespace, secret)
+			return password, err
+		}
 	case spec.External != nil:
+		from := spec.External.DSNFrom
+		o.Password = func(ctx context.Context) (string, error) {
+			dsn, err := r.Credentials.Get(ctx, namespace, from.Name, from.Key)
+			if err != nil {
+				return "", err
+			}
+			return postgres.PasswordOf(dsn)
+		}
 		o.Schema = spec.External.Schema
 		o.DSN, err = r.Credentials.Get(ctx, namespace, spec.External.DSNFrom.Name, spec.External.DSNFrom.Key)
 		if err == nil && spec.External.CAFrom != nil {

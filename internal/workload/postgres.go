@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// PostgresImage is what the operator was tested with.
+	// PostgresImage is the one where the spec names none.
 	PostgresImage = "docker.io/library/postgres:17"
 	// PostgresPort is where the server listens.
 	PostgresPort = 5432

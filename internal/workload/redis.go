@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// RedisImage is what the operator was tested with.
+	// RedisImage is the one where the spec names none.
 	RedisImage = "docker.io/valkey/valkey:8.1"
 	// RedisPort is where the server listens, with TLS or without.
 	RedisPort = 6379

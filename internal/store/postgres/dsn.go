@@ -70,6 +70,15 @@ func parseDSN(dsn string) (*pgx.ConnConfig, error) {
 	return config, nil
 }
 
+// PasswordOf is the password in a DSN; "": there is none.
+func PasswordOf(dsn string) (string, error) {
+	config, err := parseDSN(dsn)
+	if err != nil {
+		return "", err
+	}
+	return config.Password, nil
+}
+
 var errReadOnly = errors.New("the server takes no writes: it is a standby, or set to be read-only; point the DSN at the primary, or name all servers in it")
 
 func validateWritable(ctx context.Context, c *pgconn.PgConn) error {

@@ -9,7 +9,7 @@ package v1alpha1
 type PostgresDeploymentApplyConfiguration struct {
 	// image is a container image of PostgreSQL 15 or later that is started as the official one is, by POSTGRES_USER, POSTGRES_DB,
 	// POSTGRES_PASSWORD_FILE and PGDATA. A new major version needs its own migration of the volume.
-	// Effective value when absent: the PostgreSQL that the operator was tested with.
+	// Effective value when absent: docker.io/library/postgres:17.
 	Image *string `json:"image,omitempty"`
 	// storage is the volume that keeps the records. It outlives this object.
 	Storage *StoreStorageApplyConfiguration `json:"storage,omitempty"`

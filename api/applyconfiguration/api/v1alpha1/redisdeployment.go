@@ -7,7 +7,7 @@ package v1alpha1
 //
 // RedisDeployment is a server that the operator runs.
 type RedisDeploymentApplyConfiguration struct {
-	// image is a container image of Valkey 7.2 or later, or of Redis 7.0 or later. Effective value when absent: the Valkey that the operator was tested with.
+	// image is a container image of Valkey 7.2 or later, or of Redis 7.0 or later. Effective value when absent: docker.io/valkey/valkey:8.1.
 	Image *string `json:"image,omitempty"`
 	// storage is the volume that keeps the records. It outlives this object.
 	Storage *StoreStorageApplyConfiguration `json:"storage,omitempty"`
