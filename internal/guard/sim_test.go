@@ -1041,6 +1041,10 @@ func (w *world) setRight() {
 	if w.jump != 0 {
 		w.logf("the store's clock is set right")
 	}
+	if w.jump > 0 && w.jump-w.back <= jumpLimit {
+		// Steps back had brought it so near to where it should be that leases were made by it.
+		w.back += w.jump
+	}
 	w.skew -= w.jump
 	w.jump = 0
 }
