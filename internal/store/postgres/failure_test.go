@@ -109,6 +109,27 @@ func TestReadOnly(t *testing.T) {
 	recovers(t, s)
 }
 
+// Sessions go on when the server has looked at the tables anew, as it does by itself.
+func TestAnalyzed(t *testing.T) {
+	server := sharedServer(t)
+	schema := newSchema()
+	s := open(t, postgres.Options{DSN: server.dsn("postgres"), Schema: schema, MaxConns: 1})
+	initialise(t, s)
+	for i := range 3 {
+		for _, scope := range []string{"a", "b"} {
+			r := reserve(fmt.Sprint(scope, " ", i), fmt.Sprintf("%s/%d", scope, i), fmt.Sprintf("lineage %s %d", scope, i))
+			if result, err := s.Reserve(t.Context(), r); err != nil || result.Outcome != store.Written {
+				t.Fatalf("round %d: %+v, %v", i, result, err)
+			}
+			r.Nonce = "another"
+			if result, err := s.Reserve(t.Context(), r); err != nil || result.Outcome != store.Mismatch {
+				t.Fatalf("round %d, again: %+v, %v", i, result, err)
+			}
+		}
+		server.exec(t, "postgres", "VACUUM ANALYZE "+schema+".record", "VACUUM ANALYZE "+schema+".mark", "ALTER TABLE "+schema+".record SET (fillfactor = 90)")
+	}
+}
+
 func TestTooManyConnections(t *testing.T) {
 	server := newServer(t, "fsync=off", "max_connections=5", "superuser_reserved_connections=0", "max_wal_senders=0")
 	s := open(t, postgres.Options{DSN: server.dsn("postgres"), MaxConns: 2})
