@@ -255,7 +255,7 @@ func (b *bench) measured(ctx context.Context, l *layer, workload string, connect
 	}
 	switch {
 	case len(out.Other) > 0:
-		return figures{}, fmt.Errorf("some calls were answered otherwise: %v", out.Other)
+		return figures{}, fmt.Errorf("some calls were answered otherwise: %v; the end of the log of %s:\n%s", out.Other, l.process.name, l.process.tail())
 	case workload == workNew && out.Replayed > 0, workload == workReplay && out.Paid > 0:
 		return figures{}, fmt.Errorf("%d calls were answered as paid and %d as replayed", out.Paid, out.Replayed)
 	case charges != out.Paid:

@@ -83,7 +83,7 @@ func run(arguments []string) error {
 	layers := flags.String("layers", strings.Join(allLayers, ","), "which layers are measured")
 	measure := flags.Duration("measure", s.measure, "how long one round of a cell is measured")
 	flags.IntVar(&s.rounds, "rounds", s.rounds, "how many rounds there are")
-	growth := flags.Bool("growth", true, "measure with many settled records, too")
+	records := flags.Int("records", 1_000_000, "the most settled records that are loaded to measure with; 0: none are")
 	most := flags.Int("connections", 0, "measure with this many connections alone; 0: with 1, 16 and 64")
 	if err := flags.Parse(arguments); err != nil {
 		return err
@@ -108,9 +108,7 @@ func run(arguments []string) error {
 	if *most > 0 {
 		s.connections = []int{*most}
 	}
-	if !*growth {
-		s.growth = nil
-	}
+	s.growth = slices.DeleteFunc(s.growth, func(n int) bool { return n > *records })
 	if s.rounds < 1 || s.measure < 100*time.Millisecond {
 		return errors.New("at least one round of 100ms is needed")
 	}
