@@ -168,13 +168,16 @@ func fromGuard(a guard.Answer, who access.Caller) *problem {
 		case guard.ReasonRejected:
 			return set(http.StatusForbidden, "rejected", "The payment was rejected", actStop,
 				"A person has rejected this payment. Do not send it again, also not under another intent ID."+ask)
+		case guard.ReasonMarkedPaid:
+			return set(http.StatusForbidden, "marked-paid", "The payment was made", actStop,
+				"A person has confirmed that this was paid, before the store lost its memory. Whose the answer is can no longer be told. Do not pay it again."+ask)
 		case guard.ReasonMarkedFailed:
 			return set(http.StatusForbidden, "marked-failed", "The payment was marked as failed", actNewIntent,
 				"A person has confirmed that nothing was paid, and closed this intent. If the payment is still wanted, make it as a new one, with a new intent ID."+ask)
 		case guard.ReasonTooManyHolds:
 			p.OwnMatches = ownMatches(a, who)
 			return set(http.StatusTooManyRequests, "too-many-holds", "Too many payments wait for a person", actRetryLater,
-				"Nothing was sent. This payment overlaps with others and would have to wait for a person, but too many already do. Come back after some of them were decided.")
+				"Nothing was sent. This payment would have to wait for a person, but too many already do. Come back after some of them were decided.")
 		case guard.ReasonUnreachable:
 			return set(http.StatusBadGateway, "upstream-unreachable", "The upstream could not be reached", actRetryLater,
 				nothingPaid(v)+": "+lastDetail(v)+". Send the same request with the same intent ID again later.")
@@ -242,7 +245,7 @@ func holdDetail(a guard.Answer, p *problem, ask string) string {
 	var why string
 	switch a.Reason {
 	case guard.OutcomeUnknown:
-		return "The payment may have happened: it was sent, and nobody knows how it ended. Do not pay it again, not under another intent ID and not in another way, " +
+		return "The payment may have happened, and nobody knows how it ended. Do not pay it again, not under another intent ID and not in another way, " +
 			"and do not report it as failed." + hold + "Until then the same request gets this answer." + ask
 	case guard.ExactMatch:
 		why = "The very same payment was made before under another intent ID."
