@@ -14,6 +14,9 @@ import (
 	"sync"
 )
 
+// worthwhile is the least length of a header that is deflated.
+const worthwhile = 128
+
 // The first byte of a header that is not empty.
 const (
 	headerPlain    = 0
@@ -41,7 +44,7 @@ func packHeader(header []byte, settled bool) string {
 	if len(header) == 0 {
 		return ""
 	}
-	if settled {
+	if settled && len(header) >= worthwhile {
 		var b bytes.Buffer
 		b.WriteByte(headerDeflated)
 		w := deflaters.Get().(*flate.Writer)
