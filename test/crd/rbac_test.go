@@ -132,6 +132,18 @@ func TestWhatEachMayDo(t *testing.T) {
 				{"", "secrets", "list", deploys}, {"", "secrets", "delete", deploys}, {"apps", "statefulsets", "delete", deploys}, {"", "pods", "create", deploys},
 				{"", "pods/exec", "create", deploys}, {"", "persistentvolumeclaims", "delete", deploys}, {"storage.k8s.io", "storageclasses", "patch", ""},
 			}},
+		// A gateway decides over money, so it decides over nothing else, and writes nothing that others trust.
+		{"system:serviceaccount:holdfast-system:holdfast-gateway",
+			[]attempt{
+				{group, "agenttools", "watch", ""}, {group, "idempotencystores", "watch", ""}, {"", "services", "watch", ""},
+				{"authentication.k8s.io", "tokenreviews", "create", ""}, {"coordination.k8s.io", "leases", "update", "holdfast-system"},
+			},
+			[]attempt{
+				{group, "paymentholds", "resolve", namespace}, {group, "paymentholds", "create", namespace}, {group, "paymentholds", "patch", namespace},
+				{group, "paymentholds/status", "patch", namespace}, {group, "idempotencystores/status", "patch", namespace}, {group, "agenttools", "invoke", namespace},
+				{"", "secrets", "get", namespace}, {"", "configmaps", "update", "holdfast-system"}, {"", "configmaps", "create", "holdfast-system"},
+				{"apps", "statefulsets", "create", namespace}, {"apps", "statefulsets", "list", ""},
+			}},
 		{alice,
 			[]attempt{{group, "paymentholds", "resolve", namespace}, {group, "paymentholds", "patch", namespace}, {group, "paymentholds", "list", namespace}},
 			[]attempt{{group, "paymentholds", "resolve", "default"}, {group, "paymentholds", "create", namespace}, {group, "paymentholds", "delete", namespace}, {group, "agenttools", "invoke", namespace}}},
