@@ -199,6 +199,24 @@ func (s *Store) remembers(ctx context.Context, c *pgx.Conn) error {
 	return nil
 }
 
+// look is for whoever was told by a server that it ends: the one that is there now may
+// have forgotten, and what is asked next is too late to say so.
+func (s *Store) look(ctx context.Context, err error) {
+	var pg *pgconn.PgError
+	if s.memory.writes() == 0 || !errors.As(err, &pg) || connecting(err) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, fenceTime)
+	defer cancel()
+	c, err := s.connect(ctx, nil)
+	if err != nil {
+		return
+	}
+	// If it cannot be found out now, the next connection will.
+	_ = s.remembers(ctx, c)
+	_ = c.Close(ctx)
+}
+
 func schemaGone(err error) bool {
 	var pg *pgconn.PgError
 	return errors.As(err, &pg) && (pg.Code == "42P01" || pg.Code == "42883" || pg.Code == "3F000")

@@ -355,6 +355,9 @@ func call[T any](ctx context.Context, s *Store, doing string, id writeID, do fun
 		}
 		if f.connectionBad {
 			s.pool.Reset()
+			if s.look(ctx, err); s.forgotten() != nil {
+				return none, s.forgotten()
+			}
 		}
 		again := f.nothingDone || (f.connectionBad && (!sent || id == writeID{}))
 		if !again || !f.worthRepeating || try == maxTries {
