@@ -59,7 +59,8 @@ var _ = onServers("A cluster's view of a store", func() {
 				{map[string]any{"method": "any", "number": int64(1), "dataDurability": "preferred"}, metav1.ConditionFalse, `dataDurability "preferred"`},
 				{map[string]any{"method": "any", "number": int64(1), "dataDurability": "required"}, metav1.ConditionTrue, ""},
 				{map[string]any{"method": "any", "number": int64(1), "dataDurability": "preferred"}, metav1.ConditionFalse, `dataDurability "preferred"`},
-				{map[string]any{"method": "any", "number": int64(1)}, metav1.ConditionTrue, ""},
+				// Absent is required.
+				{map[string]any{"method": "any", "number": int64(1), "dataDurability": nil}, metav1.ConditionTrue, ""},
 			} {
 				By(fmt.Sprint(row.synchronous))
 				patch := mustJSON(map[string]any{"spec": map[string]any{"postgresql": map[string]any{"synchronous": row.synchronous}}})
