@@ -194,7 +194,6 @@ type loss struct {
 	accepted bool // the operator is importing, or has
 	served   bool
 	imported map[string]bool
-	done     bool
 }
 
 var simStart = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)

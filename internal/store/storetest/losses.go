@@ -131,7 +131,7 @@ func lostByAnother(f *fixture) {
 		f.until(name+" is told", func() error {
 			err := answer(f, func() error { _, err := s.Update(ctx, f.write("k", version)); return err })
 			if !errors.Is(err, store.ErrMemoryLost) {
-				return fmt.Errorf("Update: %w", err)
+				return fmt.Errorf("update: %w", err)
 			}
 			return nil
 		})
