@@ -168,7 +168,7 @@ func (s *server) info(t testing.TB, name string) float64 {
 
 // TestBytesOfARecord: a settled record and its marks, without its body, take 2 KiB at most.
 func TestBytesOfARecord(t *testing.T) {
-	const n, most = 20_000, 2 << 10
+	const n, most = 10_000, 2 << 10
 	s := newServer(t, "--appendonly", "no")
 	st := s.open(t)
 	ctx := context.Background()
