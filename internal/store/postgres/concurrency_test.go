@@ -231,33 +231,35 @@ func laneKind(kind string) string {
 	return "'" + kind + "'"
 }
 
+// usesOfString are the ways to use a string.
+var usesOfString = map[string]func(key, text string) store.Reserve{
+	"mark": func(key, text string) store.Reserve {
+		r := reserve(key)
+		r.Marks = []store.Mark{{String: text}}
+		return r
+	},
+	"probe": func(key, text string) store.Reserve {
+		r := reserve(key)
+		r.Probes = []store.Probe{{String: text}}
+		return r
+	},
+	"both": func(key, text string) store.Reserve {
+		r := reserve(key)
+		r.Marks, r.Probes = []store.Mark{{String: text}}, []store.Probe{{String: text}}
+		return r
+	},
+	"except another": func(key, text string) store.Reserve { return tagged(key, text, "t", "u") },
+	"two tags": func(key, text string) store.Reserve {
+		r := tagged(key, text, "t", "t")
+		r.Marks = append(r.Marks, store.Mark{String: text, Tag: "u"})
+		return r
+	},
+	"tag t": func(key, text string) store.Reserve { return tagged(key, text, "t", "t") },
+	"tag u": func(key, text string) store.Reserve { return tagged(key, text, "u", "u") },
+}
+
 // Of a string, those pass each other that are of the kind that has the lane, and no others.
 func TestLanes(t *testing.T) {
-	kinds := map[string]func(key string) store.Reserve{
-		"mark": func(key string) store.Reserve {
-			r := reserve(key)
-			r.Marks = []store.Mark{{String: "s"}}
-			return r
-		},
-		"probe": func(key string) store.Reserve {
-			r := reserve(key)
-			r.Probes = []store.Probe{{String: "s"}}
-			return r
-		},
-		"both": func(key string) store.Reserve {
-			r := reserve(key)
-			r.Marks, r.Probes = []store.Mark{{String: "s"}}, []store.Probe{{String: "s"}}
-			return r
-		},
-		"except another": func(key string) store.Reserve { return tagged(key, "t", "u") },
-		"two tags": func(key string) store.Reserve {
-			r := tagged(key, "t", "t")
-			r.Marks = append(r.Marks, store.Mark{String: "s", Tag: "u"})
-			return r
-		},
-		"tag t": func(key string) store.Reserve { return tagged(key, "t", "t") },
-		"tag u": func(key string) store.Reserve { return tagged(key, "u", "u") },
-	}
 	hits := func(of, marks store.Reserve) bool {
 		for _, p := range of.Probes {
 			for _, m := range marks.Marks {
@@ -269,34 +271,34 @@ func TestLanes(t *testing.T) {
 		return false
 	}
 	server := sharedServer(t)
-	for _, has := range []string{"", "mark", "probe", "tag t", "tag u"} {
-		for one := range kinds {
-			for other := range kinds {
+	for has, lanes := range map[string]string{"": "", "mark": laneMark, "probe": laneProbe, "tag t": "tag t", "tag u": "tag u"} {
+		schema := newSchema()
+		options := postgres.Options{DSN: server.dsn("postgres"), Schema: schema, Timeout: patience}
+		s := open(t, options)
+		initialise(t, s)
+		meter := []store.MeterEntry{{Meter: "m", Amount: "1"}}
+		seed := reserve("seed")
+		seed.Meters = meter
+		await(t, inBackground(s, seed), store.Written)
+		if has != "" {
+			for one := range usesOfString {
+				for other := range usesOfString {
+					lane(t, server, schema, one+", "+other, lanes)
+				}
+			}
+		}
+		s = open(t, options)
+		admin, watch := server.admin(t, "postgres"), server.admin(t, "postgres")
+		for one := range usesOfString {
+			for other := range usesOfString {
+				text := one + ", " + other
 				t.Run(fmt.Sprintf("lane %q, %s, then %s", has, one, other), func(t *testing.T) {
-					schema := newSchema()
-					options := postgres.Options{DSN: server.dsn("postgres"), Schema: schema, Timeout: patience}
-					s := open(t, options)
-					initialise(t, s)
-					switch has {
-					case "":
-					case "mark":
-						lane(t, server, schema, "s", laneMark)
-					case "probe":
-						lane(t, server, schema, "s", laneProbe)
-					default:
-						lane(t, server, schema, "s", "tag "+has[4:])
-					}
-					s = open(t, options)
-					first, second := kinds[one]("a"), kinds[other]("b")
-					meter := []store.MeterEntry{{Meter: "m", Amount: "1"}}
-					seed := reserve("seed")
-					seed.Meters = meter
-					await(t, inBackground(s, seed), store.Written)
-					admin, watch := server.admin(t, "postgres"), server.admin(t, "postgres")
+					first, second := usesOfString[one]("a "+text, text), usesOfString[other]("b "+text, text)
 					tx, err := admin.Begin(context.Background())
 					if err != nil {
 						t.Fatal(err)
 					}
+					defer func() { _ = tx.Rollback(context.Background()) }()
 					if _, err := tx.Exec(context.Background(), fmt.Sprintf("SELECT FROM %s.meter FOR UPDATE", schema)); err != nil {
 						t.Fatal(err)
 					}
@@ -328,9 +330,9 @@ func TestLanes(t *testing.T) {
 }
 
 // tagged marks a string with a tag and probes it except one.
-func tagged(key, tag, except string) store.Reserve {
+func tagged(key, text, tag, except string) store.Reserve {
 	r := reserve(key)
-	r.Marks, r.Probes = []store.Mark{{String: "s", Tag: tag}}, []store.Probe{{String: "s", Except: except}}
+	r.Marks, r.Probes = []store.Mark{{String: text, Tag: tag}}, []store.Probe{{String: text, Except: except}}
 	return r
 }
 
@@ -343,7 +345,7 @@ func TestLaneTakenAway(t *testing.T) {
 			initialise(t, open(t, options))
 			lane(t, server, schema, "s", "tag t")
 			old := open(t, options)
-			await(t, inBackground(old, tagged("before", "t", "t")), store.Written)
+			await(t, inBackground(old, tagged("before", "s", "t", "t")), store.Written)
 			if change != "given to u" {
 				server.exec(t, "postgres", fmt.Sprintf("UPDATE %s.meta SET lanes = lanes + 1", schema), fmt.Sprintf("DELETE FROM %s.lane", schema))
 			}
@@ -370,12 +372,12 @@ func TestLaneTakenAway(t *testing.T) {
 			if _, err := tx.Exec(context.Background(), fmt.Sprintf("SELECT FROM %s.meter FOR UPDATE", schema)); err != nil {
 				t.Fatal(err)
 			}
-			first := tagged("first", "u", "u")
+			first := tagged("first", "s", "u", "u")
 			first.Meters = seed.Meters
 			done := inBackground(now, first)
 			waiting(t, watch, "transactionid", 1)
-			await(t, inBackground(now, tagged("second", "u", "u")), store.Written)
-			third := inBackground(old, tagged("third", "t", "t"))
+			await(t, inBackground(now, tagged("second", "s", "u", "u")), store.Written)
+			third := inBackground(old, tagged("third", "s", "t", "t"))
 			waiting(t, watch, "advisory", 1)
 			if err := tx.Rollback(context.Background()); err != nil {
 				t.Fatal(err)
