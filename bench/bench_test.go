@@ -85,7 +85,7 @@ func TestQuick(t *testing.T) {
 		t.Errorf("%+v is not asked for", k)
 	}
 	for _, ratio := range []string{
-		"bolt_new_to_proxy", "redis_new_to_proxy", "redis_new_p99_to_proxy", "redis_replay_to_proxy", "redis_new_to_floor",
+		"bolt_new_to_proxy", "redis_new_to_proxy", "redis_new_p99_to_proxy", "redis_replay_to_proxy", "redis_new_to_proxy_by_cpu", "redis_new_to_floor",
 		"postgres_new_to_floor", "postgres_new_growth", "redis_replay_growth_cpu",
 	} {
 		if r.Ratios[ratio] <= 0 {

@@ -145,12 +145,21 @@ func (r *report) finish() {
 	}
 	rps := func(r *row) float64 { return r.RPS }
 	p99 := func(r *row) float64 { return r.P99 }
+	cpu := func(r *row) (sum float64) {
+		for _, c := range r.CPU {
+			sum += c
+		}
+		return sum
+	}
 	proxy := find(r.Results, layerProxy, workNew, 0)
 	for _, name := range stores {
 		paying, replaying := find(r.Results, name, workNew, 0), find(r.Results, name, workReplay, 0)
 		ratio(name+"_new_to_proxy", paying, proxy, rps)
 		ratio(name+"_new_p99_to_proxy", paying, proxy, p99)
 		ratio(name+"_replay_to_proxy", replaying, proxy, rps)
+		// As the ratio of rates is where nothing but the cores is waited for.
+		ratio(name+"_new_to_proxy_by_cpu", proxy, paying, cpu)
+		ratio(name+"_replay_to_proxy_by_cpu", proxy, replaying, cpu)
 		ratio(name+"_new_to_floor", paying, find(r.Results, "floor-"+name, workNew, 0), rps)
 		sizes := map[int]bool{}
 		for _, row := range r.Growth {
