@@ -16,6 +16,8 @@ import (
 	"sync"
 	"time"
 
+	json "github.com/goccy/go-json"
+
 	"github.com/holdfast-dev/holdfast/internal/store"
 )
 
@@ -242,7 +244,7 @@ func (e *Engine) write(p pending) (store.Write, error) {
 	if err != nil {
 		return w, err
 	}
-	b, err := p.to.body.encode()
+	b, err := json.Marshal(&p.to.body)
 	if err != nil {
 		return w, err
 	}

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"time"
 
+	json "github.com/goccy/go-json"
+
 	"github.com/holdfast-dev/holdfast/internal/intent"
 	"github.com/holdfast-dev/holdfast/internal/store"
 )
@@ -214,7 +216,7 @@ func (h header) pack() ([]byte, error) {
 	for _, s := range h.hashes() {
 		*s = packHash(*s)
 	}
-	return h.encode()
+	return json.Marshal(&h)
 }
 
 func (h *header) hashes() [4]*string {
@@ -272,7 +274,7 @@ func providerKey(domain string, k Key, generation int) string {
 
 func decodeHeader(r *store.Record) (header, error) {
 	var h header
-	if err := decodeJSON(r.Header, &h, (*reader).header); err != nil {
+	if err := json.Unmarshal(r.Header, &h); err != nil {
 		return h, fmt.Errorf("%w: header of %q: %w", ErrCorrupt, r.Key, err)
 	}
 	for _, s := range h.hashes() {
@@ -300,7 +302,7 @@ func decode(r *store.Record) (*record, error) {
 	if rec.header, err = decodeHeader(r); err != nil {
 		return nil, err
 	}
-	if err := decodeJSON(r.Body, &rec.body, (*reader).body); err != nil {
+	if err := json.Unmarshal(r.Body, &rec.body); err != nil {
 		return nil, fmt.Errorf("%w: body of %q: %w", ErrCorrupt, r.Key, err)
 	}
 	return rec, nil
