@@ -305,8 +305,8 @@ func TestOpenRefuses(t *testing.T) {
 		want    string
 	}{
 		"another format": {ours(func(tx *bbolt.Tx) error {
-			return tx.Bucket([]byte("meta")).Put([]byte("format"), []byte("2"))
-		}), `format "2"`},
+			return tx.Bucket([]byte("meta")).Put([]byte("format"), []byte("1"))
+		}), `format "1"`},
 		"a missing bucket": {ours(func(tx *bbolt.Tx) error {
 			return tx.DeleteBucket([]byte("sums"))
 		}), "bucket sums is missing"},

@@ -117,31 +117,44 @@ func (c *checker) checkParts() error {
 
 // checkMarks holds the two orders of marks against each other.
 func (c *checker) checkMarks(sequence uint64) error {
-	marks := 0
-	err := c.marks.ForEach(func(k, v []byte) error {
-		marks++
-		text, rest, ok := cutSized(k)
-		if !ok || len(rest) < 8 || len(v) != 16 {
-			c.add("mark %x", k)
+	owned := map[string]bool{}
+	err := c.owned.ForEach(func(k, v []byte) error {
+		if len(k) != 8 || len(v) == 0 {
+			c.add("marks of record %x: %d bytes", k, len(v))
 			return nil
 		}
-		id, m := binary.BigEndian.Uint64(rest), mark{string(text), string(rest[8:])}
-		f, ok := c.records[id]
-		if !ok {
-			c.add("mark %q of record %d, which is not there", m, id)
+		id := binary.BigEndian.Uint64(k)
+		f, there := c.records[id]
+		if !there {
+			c.add("marks of record %d, which is not there", id)
 		}
-		if stamp := binary.BigEndian.Uint64(v); ok && (stamp < id || stamp > f.version || stamp > sequence) {
-			c.add("mark %q of record %d has stamp %d, the record version %d", m, id, stamp, f.version)
-		}
-		if c.owned.Get(ownedKey(id, m)) == nil {
-			c.add("mark %q is not listed with its record %d", m, id)
+		var last, stamp []byte
+		for rest := v; len(rest) > 0; {
+			m, next, ok := cutMark(rest)
+			if !ok || bytes.Compare(last, m) >= 0 {
+				c.add("marks of record %d: cut short, or not ascending", id)
+				return nil
+			}
+			last, rest = m, next
+			owned[string(markKey(m, id))] = true
+			at := c.marks.Get(markKey(m, id))
+			if len(at) != 8 || stamp != nil && !bytes.Equal(at, stamp) {
+				c.add("mark %x of record %d is not in its group with the stamp %x, but %x", m, id, stamp, at)
+				continue
+			}
+			stamp = at
+			if n := binary.BigEndian.Uint64(at); there && (n < id || n > f.version || n > sequence) {
+				c.add("mark %x of record %d has stamp %d, the record version %d", m, id, n, f.version)
+			}
 		}
 		return nil
 	})
-	if n := count(c.owned); n != marks {
-		c.add("%d marks, %d by record", marks, n)
-	}
-	return err
+	return errors.Join(err, c.marks.ForEach(func(k, _ []byte) error {
+		if !owned[string(k)] {
+			c.add("mark %x is not listed with its record", k)
+		}
+		return nil
+	}))
 }
 
 // checkListings holds the lists of due and held records against the records.

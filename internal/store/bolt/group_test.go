@@ -289,7 +289,7 @@ func TestWatermarkFromBeyond(t *testing.T) {
 
 // Check is what tests rely on: each kind of damage must be found.
 func TestCheckFindsDamage(t *testing.T) {
-	m := mark{"scope", "tag"}
+	m := packMarks([]store.Mark{{String: "scope", Tag: "tag"}})
 	due := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	for name, damage := range map[string]func(tx *txn) error{
 		"facts gone":        func(tx *txn) error { return tx.remove(tx.facts, number(1)) },
@@ -297,10 +297,12 @@ func TestCheckFindsDamage(t *testing.T) {
 		"key of another":    func(tx *txn) error { return tx.put(tx.keys, []byte("k"), number(2)) },
 		"key of nobody":     func(tx *txn) error { return tx.put(tx.keys, []byte("x"), number(1)) },
 		"body of nobody":    func(tx *txn) error { return tx.put(tx.bodies, number(9), []byte("x")) },
-		"mark gone":         func(tx *txn) error { return tx.remove(tx.marks, markKey(1, m)) },
-		"mark not listed":   func(tx *txn) error { return tx.remove(tx.owned, ownedKey(1, m)) },
-		"mark of nobody":    func(tx *txn) error { return tx.put(tx.marks, markKey(9, m), markValue(1, 0)) },
-		"stamp to come":     func(tx *txn) error { return tx.put(tx.marks, markKey(1, m), markValue(99, 0)) },
+		"mark gone":         func(tx *txn) error { return tx.remove(tx.marks, markKey(m, 1)) },
+		"mark not listed":   func(tx *txn) error { return tx.remove(tx.owned, number(1)) },
+		"mark of nobody":    func(tx *txn) error { return tx.put(tx.marks, markKey(m, 9), number(1)) },
+		"mark in parts":     func(tx *txn) error { return tx.put(tx.owned, number(1), m[1:]) },
+		"marks of nobody":   func(tx *txn) error { return tx.put(tx.owned, number(9), m) },
+		"stamp to come":     func(tx *txn) error { return tx.put(tx.marks, markKey(m, 1), number(99)) },
 		"sequence behind":   func(tx *txn) error { return tx.put(tx.meta, metaSequence, number(1)) },
 		"not held":          func(tx *txn) error { return tx.remove(tx.held, []byte("k")) },
 		"held but is not":   func(tx *txn) error { return tx.put(tx.held, []byte("other"), number(2)) },
@@ -317,7 +319,7 @@ func TestCheckFindsDamage(t *testing.T) {
 			ctx := context.Background()
 			w := testWrite("k")
 			w.Record.Due = due
-			w.Marks = []store.Mark{{String: m.text, Tag: m.tag}}
+			w.Marks = []store.Mark{{String: "scope", Tag: "tag"}}
 			w.Meters = []store.MeterEntry{{Meter: "m", Amount: "1.5"}}
 			other := testWrite("other")
 			other.Record.Held = false

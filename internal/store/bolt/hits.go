@@ -1,56 +1,114 @@
 package bolt
 
-// Which records a Reserve's probes hit. The marks of one string lie in the order
-// of their records' numbers, so the probes' cursors are merged: each record comes
-// up once, with all probes that hit it, and memory is bounded by the probes and by
-// store.MaxHits however many records there are.
+// Which records a Reserve's probes hit. The numbers of all hits are read, which are
+// few unless the Reserve is refused, in runs that are sorted; then the runs are merged:
+// each record comes up once, with all probes that hit it. Memory is eight bytes for
+// each hit, and what is told of store.MaxHits records.
 
 import (
 	"bytes"
+	"container/heap"
 	"encoding/binary"
 	"fmt"
 	"slices"
 	"time"
 
-	"go.etcd.io/bbolt"
-
 	"github.com/holdfast-dev/holdfast/internal/store"
 )
 
-// stream walks the records that one probe hits, by ascending number.
-type stream struct {
-	cursor *bbolt.Cursor
-	prefix []byte
-	except []byte
-	// k and v are the entry that comes next.
-	k, v []byte
-	// id is the record hit; 0 at the end.
-	id uint64
+// maxRun is how many numbers are sorted at a time.
+const maxRun = 1024
+
+// run is a part of what one probe hits: numbers of records, ascending.
+type run struct {
+	ids   []uint64
+	probe int
 }
 
-// advance goes to the next record other than own that has a mark which is not
-// excepted, not over and not covered.
-func (s *stream) advance(own, covered uint64, now int64) error {
-	last := s.id
-	s.id = 0
-	for ; s.k != nil && bytes.HasPrefix(s.k, s.prefix); s.k, s.v = s.cursor.Next() {
-		rest := s.k[len(s.prefix):]
-		if len(rest) < 8 || len(s.v) != 16 {
-			return fmt.Errorf("%w: mark", errDamaged)
-		}
-		id, tag := binary.BigEndian.Uint64(rest), rest[8:]
-		stamp, until := binary.BigEndian.Uint64(s.v), int64(binary.BigEndian.Uint64(s.v[8:]))
-		switch {
-		case id == own, id == last:
-		case len(s.except) > 0 && bytes.Equal(tag, s.except):
-		case until != 0 && now >= until:
-		case stamp <= covered:
-		default:
-			s.id = id
-			return nil
+// runs are a heap, the lowest number first and of equal ones the lowest probe.
+type runs []run
+
+func (r runs) Len() int { return len(r) }
+
+func (r runs) Less(i, j int) bool {
+	if a, b := r[i].ids[0], r[j].ids[0]; a != b {
+		return a < b
+	}
+	return r[i].probe < r[j].probe
+}
+
+func (r runs) Swap(i, j int) { r[i], r[j] = r[j], r[i] }
+
+func (r *runs) Push(x any) { *r = append(*r, x.(run)) }
+
+func (r *runs) Pop() any {
+	last := (*r)[len(*r)-1]
+	*r = (*r)[:len(*r)-1]
+	return last
+}
+
+// next takes the lowest number off.
+func (r *runs) next() {
+	top := &(*r)[0]
+	if top.ids = top.ids[1:]; len(top.ids) == 0 {
+		heap.Pop(r)
+		return
+	}
+	heap.Fix(r, 0)
+}
+
+// read appends runs of the records other than own that the probe hits: which have a
+// mark that is not excepted, not over and not covered.
+func (t *txn) read(found runs, probe int, p store.Probe, own, covered uint64, now int64) (runs, error) {
+	text := appendHash(nil, p.String)
+	var except []byte
+	if p.Except != "" {
+		except = appendGroup(nil, p.String, p.Except)
+	}
+	var ids []uint64
+	end := func() {
+		if len(ids) > 0 {
+			slices.Sort(ids)
+			found = append(found, run{ids, probe})
+			ids = nil
 		}
 	}
-	return nil
+	c := t.marks.Cursor()
+	seek := func(key []byte) (k, v []byte) {
+		t.steps++
+		return c.Seek(key)
+	}
+	for k, v := seek(text); bytes.HasPrefix(k, text); {
+		n := groupSize(k)
+		if n == 0 {
+			return nil, fmt.Errorf("%w: mark", errDamaged)
+		}
+		group := clone(k[:n])
+		if bytes.Equal(group, except) {
+			// Nothing of the group lies behind this, which is longer than any key of it.
+			k, v = seek(append(group, bytes.Repeat([]byte{0xff}, endSize+8+1)...))
+			continue
+		}
+		if first := appendEnd(group, now+1); bytes.Compare(k, first) < 0 {
+			k, v = seek(first)
+		}
+		for bytes.HasPrefix(k, group) {
+			if len(k) != n+endSize+8 || len(v) != 8 {
+				return nil, fmt.Errorf("%w: mark", errDamaged)
+			}
+			id := binary.BigEndian.Uint64(k[n+endSize:])
+			if id != own && binary.BigEndian.Uint64(v) > covered {
+				if ids = append(ids, id); len(ids) == maxRun {
+					end()
+					ids = make([]uint64, 0, maxRun)
+				}
+			}
+			t.steps++
+			k, v = c.Next()
+		}
+	}
+	end()
+	return found, nil
 }
 
 // candidate is a hit that may be among those returned.
@@ -87,39 +145,29 @@ func order(before bool) int {
 // hits fills Hits, HitCount and ProbeHits.
 func (t *txn) hits(probes []store.Probe, own, covered uint64, now time.Time) (store.Result, error) {
 	ms := now.UnixMilli()
-	streams := make([]stream, len(probes))
+	var found runs
 	for i, p := range probes {
-		s := &streams[i]
-		*s = stream{cursor: t.marks.Cursor(), prefix: sized(nil, p.String), except: []byte(p.Except)}
-		s.k, s.v = s.cursor.Seek(s.prefix)
-		if err := s.advance(own, covered, ms); err != nil {
+		var err error
+		if found, err = t.read(found, i, p, own, covered, ms); err != nil {
 			return store.Result{}, err
 		}
 	}
+	heap.Init(&found)
 	result := store.Result{ProbeHits: make([]bool, len(probes))}
 	best := make([]candidate, 0, store.MaxHits)
 	ranks, key := t.facts.Cursor(), make([]byte, 8)
 	var next candidate
-	for {
-		next.id, next.first, next.probes = 0, false, next.probes[:0]
-		for i := range streams {
-			if id := streams[i].id; id != 0 && (next.id == 0 || id < next.id) {
-				next.id = id
-			}
-		}
-		if next.id == 0 {
-			break
-		}
-		for i := range streams {
-			if streams[i].id != next.id {
+	for len(found) > 0 {
+		next.id, next.first, next.probes = found[0].ids[0], false, next.probes[:0]
+		for ; len(found) > 0 && found[0].ids[0] == next.id; found.next() {
+			i := found[0].probe
+			// A record may have marks of one string in several groups.
+			if n := len(next.probes); n > 0 && next.probes[n-1] == i {
 				continue
 			}
 			result.ProbeHits[i] = true
 			next.first = next.first || probes[i].First
 			next.probes = append(next.probes, i)
-			if err := streams[i].advance(own, covered, ms); err != nil {
-				return store.Result{}, err
-			}
 		}
 		result.HitCount++
 		binary.BigEndian.PutUint64(key, next.id)

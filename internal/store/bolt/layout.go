@@ -4,16 +4,16 @@ package bolt
 //
 // Every record has a number, the sequence at its creation, which is never used
 // again; the indexes name it instead of the key. Strings are opaque and may hold
-// any byte: one that is followed by something else in a key has its length before
-// it. Numbers are big-endian, so that they sort.
+// any byte. Those of marks and their tags are hashed. Numbers are big-endian, so that
+// they sort.
 //
 //	meta     format, epoch, key domain, sequence
 //	keys     key → number
 //	facts    number → version, times, flags, nonce, key
 //	headers  number → header
 //	bodies   number → body
-//	marks    length string, number, tag → stamp, until
-//	owned    number, length string, tag → nothing: the same marks by record
+//	marks    string, tag, end, number → stamp
+//	owned    number → string, tag, end of each of its marks, ascending
 //	due      milliseconds, number → nothing
 //	held     key → number
 //	sums     meter → decimal, never 0
@@ -21,11 +21,17 @@ package bolt
 //
 // Facts, header and body lie apart: thousands of hits are ranked by their facts
 // alone, and a list never touches a body.
+//
+// The marks of one string and tag are a group, and lie in it by their ends. A probe
+// jumps over the group that it excepts and over the marks whose time is over, however
+// many they are.
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -34,7 +40,7 @@ import (
 )
 
 // format changes with every change to this layout.
-const format = "1"
+const format = "2"
 
 var (
 	bucketMeta    = []byte("meta")
@@ -67,6 +73,8 @@ var errDamaged = errors.New("the store's file is damaged")
 type txn struct {
 	now     func() time.Time
 	changes int
+	// steps counts how often a probe's cursor was moved.
+	steps int
 
 	meta, keys, facts, headers, bodies, marks, owned, due, held, sums, entries *bbolt.Bucket
 }
@@ -139,19 +147,70 @@ func cutSized(b []byte) (s, rest []byte, ok bool) {
 	return b[2 : 2+n], b[2+n:], true
 }
 
-func markKey(id uint64, m mark) []byte {
-	b := make([]byte, 0, 2+len(m.text)+8+len(m.tag))
-	return append(binary.BigEndian.AppendUint64(sized(b, m.text), id), m.tag...)
+const (
+	// A collision of two strings' hashes makes a probe hit too much, and one of two
+	// tags' too little: neither is found in the age of the universe.
+	hashSize = 16
+	endSize  = 8
+
+	markUntagged = 0
+	markTagged   = 1
+)
+
+// appendHash appends what a string is known by in the file.
+func appendHash(b []byte, text string) []byte {
+	sum := sha256.Sum256([]byte(text))
+	return append(b, sum[:hashSize]...)
 }
 
-func ownedKey(id uint64, m mark) []byte {
-	b := make([]byte, 0, 8+2+len(m.text)+len(m.tag))
-	return append(sized(binary.BigEndian.AppendUint64(b, id), m.text), m.tag...)
+// appendGroup appends what the marks of one string and tag have in common.
+func appendGroup(b []byte, text, tag string) []byte {
+	b = appendHash(b, text)
+	if tag == "" {
+		return append(b, markUntagged)
+	}
+	return appendHash(append(b, markTagged), tag)
 }
 
-// markValue holds the stamp and the millisecond at which the mark is over; 0: never.
-func markValue(stamp uint64, until int64) []byte {
-	return binary.BigEndian.AppendUint64(number(stamp), uint64(until))
+// groupSize is the length of the group at the front of b; 0 if there is none.
+func groupSize(b []byte) int {
+	n := hashSize + 1
+	if len(b) < n {
+		return 0
+	}
+	switch b[hashSize] {
+	case markUntagged:
+		return n
+	case markTagged:
+		if n += hashSize; len(b) >= n {
+			return n
+		}
+	}
+	return 0
+}
+
+// appendEnd appends the millisecond at which a mark is over; 0, never, sorts last.
+func appendEnd(b []byte, until int64) []byte {
+	if until == 0 {
+		return binary.BigEndian.AppendUint64(b, math.MaxUint64)
+	}
+	// Also one before 1970 comes before all later ones.
+	return binary.BigEndian.AppendUint64(b, uint64(until)^1<<63)
+}
+
+// cutMark takes a mark, its group and end, off the front of those of a record.
+func cutMark(b []byte) (mark, rest []byte, ok bool) {
+	n := groupSize(b)
+	if n == 0 || len(b) < n+endSize {
+		return nil, nil, false
+	}
+	n += endSize
+	return b[:n], b[n:], true
+}
+
+func markKey(mark []byte, id uint64) []byte {
+	b := append(make([]byte, 0, len(mark)+8), mark...)
+	return binary.BigEndian.AppendUint64(b, id)
 }
 
 func entryKey(id uint64, meter string) []byte {

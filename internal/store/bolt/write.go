@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -23,19 +24,17 @@ type step struct {
 	expected uint64
 	nonce    string
 
-	remove     bool
-	record     facts
-	header     []byte
-	body       []byte
-	marks      map[mark]int64
+	remove bool
+	record facts
+	header []byte
+	body   []byte
+	// marks are as they are kept with the record.
+	marks      []byte
 	keepMarks  bool
 	meters     []store.MeterEntry
 	probes     []store.Probe
 	passedOver []store.Watermark
 }
-
-// mark tells a record's marks apart; what is kept of each is its end.
-type mark struct{ text, tag string }
 
 func newStep(w store.Write) *step {
 	s := &step{
@@ -51,16 +50,31 @@ func newStep(w store.Write) *step {
 		nonce: w.Nonce, key: w.Key,
 	}
 	s.header, s.body = clone(w.Record.Header), clone(w.Record.Body)
-	s.marks = make(map[mark]int64, len(w.Marks))
-	for _, m := range w.Marks {
-		// Of two that differ in their end only, the later end is what probes see.
-		id, until := mark{m.String, m.Tag}, milliseconds(m.Until, true)
-		if have, ok := s.marks[id]; ok && (have == 0 || (until != 0 && until < have)) {
-			until = have
-		}
-		s.marks[id] = until
-	}
+	s.marks = packMarks(w.Marks)
 	return s
+}
+
+// packMarks puts marks into the order of the file. Of those that differ in their end
+// only, the latest is what probes see.
+func packMarks(marks []store.Mark) []byte {
+	if len(marks) == 0 {
+		return nil
+	}
+	packed := make([][]byte, len(marks))
+	for i, m := range marks {
+		b := make([]byte, 0, 2*hashSize+1+endSize)
+		packed[i] = appendEnd(appendGroup(b, m.String, m.Tag), milliseconds(m.Until, true))
+	}
+	slices.SortFunc(packed, bytes.Compare)
+	out := make([]byte, 0, len(packed)*(2*hashSize+1+endSize))
+	for i, m := range packed {
+		group := m[:len(m)-endSize]
+		if i+1 < len(packed) && bytes.HasPrefix(packed[i+1], group) {
+			continue
+		}
+		out = append(out, m...)
+	}
+	return out
 }
 
 func (s *step) size() int {
@@ -259,48 +273,42 @@ func (t *txn) index(id uint64, before, after facts) error {
 }
 
 // writeMarks replaces the record's marks and stamps them.
-func (t *txn) writeMarks(id uint64, marks map[mark]int64, stamp uint64) error {
-	old, err := t.marksOf(id)
-	if err != nil {
-		return err
-	}
-	had := make(map[mark]bool, len(old))
-	for _, m := range old {
-		had[m] = true
-		if _, stays := marks[m]; stays {
+func (t *txn) writeMarks(id uint64, marks []byte, stamp uint64) error {
+	old := clone(t.owned.Get(number(id)))
+	at := number(stamp)
+	for was, will := old, marks; len(was) > 0 || len(will) > 0; {
+		var gone, m []byte
+		var ok bool
+		if len(was) > 0 {
+			if gone, _, ok = cutMark(was); !ok {
+				return fmt.Errorf("%w: mark of record %d", errDamaged, id)
+			}
+		}
+		if len(will) > 0 {
+			if m, _, ok = cutMark(will); !ok {
+				return fmt.Errorf("mark of %d bytes", len(will))
+			}
+		}
+		// Both are ascending: the lower is only in one of them.
+		if gone != nil && (m == nil || bytes.Compare(gone, m) < 0) {
+			was = was[len(gone):]
+			if err := t.remove(t.marks, markKey(gone, id)); err != nil {
+				return err
+			}
 			continue
 		}
-		if err := t.remove(t.marks, markKey(id, m)); err != nil {
-			return err
+		will = will[len(m):]
+		if bytes.Equal(gone, m) {
+			was = was[len(m):]
 		}
-		if err := t.remove(t.owned, ownedKey(id, m)); err != nil {
-			return err
-		}
-	}
-	for m, until := range marks {
-		if err := t.put(t.marks, markKey(id, m), markValue(stamp, until)); err != nil {
-			return err
-		}
-		if had[m] {
-			continue
-		}
-		if err := t.put(t.owned, ownedKey(id, m), nil); err != nil {
+		if err := t.put(t.marks, markKey(m, id), at); err != nil {
 			return err
 		}
 	}
-	return nil
-}
-
-func (t *txn) marksOf(id uint64) ([]mark, error) {
-	var marks []mark
-	for _, k := range suffixes(t.owned, number(id)) {
-		text, tag, ok := cutSized(k)
-		if !ok {
-			return nil, fmt.Errorf("%w: mark of record %d", errDamaged, id)
-		}
-		marks = append(marks, mark{string(text), string(tag)})
+	if bytes.Equal(old, marks) {
+		return nil
 	}
-	return marks, nil
+	return t.putOrRemove(t.owned, number(id), marks)
 }
 
 // suffixes copies what follows the prefix in each key that has it: a bucket must
