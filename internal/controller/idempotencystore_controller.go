@@ -313,7 +313,13 @@ func (r *StoreReconciler) look(ctx context.Context, obj *v1alpha1.IdempotencySto
 	switch {
 	case errors.Is(err, store.ErrMemoryLost):
 		v.epoch = lostEpoch(obj, known)
-		return v, errors.Join(fail(err), r.disown(ctx, nn, s, known))
+		// It is the memory under which this process has written that lacks something. If
+		// another one was accepted since, that one is whole.
+		missing := ""
+		if o := r.held(nn); o != nil && o.engine != nil && o.identity.Epoch == known.epoch(nn) {
+			missing = o.identity.Epoch
+		}
+		return v, errors.Join(fail(err), r.disown(ctx, nn, s, missing))
 	case err != nil:
 		return v, failNew(err)
 	}
@@ -327,7 +333,7 @@ func (r *StoreReconciler) look(ctx context.Context, obj *v1alpha1.IdempotencySto
 		}
 		if standing.Epoch != "" && standing.Epoch == known.epoch(nn) {
 			// Others may not know it yet.
-			return v, errors.Join(err, r.disown(ctx, nn, s, known))
+			return v, errors.Join(err, r.disown(ctx, nn, s, standing.Epoch))
 		}
 		if r.Leading() && l != "" && obj.Spec.AcceptEpoch == l {
 			return r.accept(ctx, obj, o, standing, known, v, err)

@@ -26,6 +26,9 @@ import (
 	"github.com/holdfast-dev/holdfast/internal/store"
 )
 
+// reholdTimeout bounds one acceptance of a loss.
+const reholdTimeout = 10 * time.Minute
+
 // unknownEpoch stands for a memory of which nothing is known but that there was one.
 const unknownEpoch = "unknown"
 
@@ -128,8 +131,9 @@ func (r *StoreReconciler) strayHold(ctx context.Context, nn types.NamespacedName
 }
 
 // disown has everybody know that the store is no longer the memory that is remembered:
-// this process has seen that writes are missing, and others may not have.
-func (r *StoreReconciler) disown(ctx context.Context, nn types.NamespacedName, s settings, known storeMemory) error {
+// this process has seen that writes are missing under this epoch, and others may not
+// have. "": it is known already. Then it gives up what it has open.
+func (r *StoreReconciler) disown(ctx context.Context, nn types.NamespacedName, s settings, epoch string) error {
 	o := r.held(nn)
 	if o == nil {
 		return nil
@@ -137,7 +141,7 @@ func (r *StoreReconciler) disown(ctx context.Context, nn types.NamespacedName, s
 	if o.engine != nil {
 		o.engine.Retire()
 	}
-	if epoch := known.epoch(nn); epoch != "" {
+	if epoch != "" {
 		next := rand.Text()
 		err := o.store.Disown(ctx, epoch, next)
 		if errors.Is(err, store.ErrMemoryLost) {
@@ -168,6 +172,9 @@ func (r *StoreReconciler) disownAnew(ctx context.Context, s settings, epoch, nex
 // what is held in the cluster is held again, and then it is remembered.
 func (r *StoreReconciler) accept(ctx context.Context, obj *v1alpha1.IdempotencyStore, o *openStore, is store.Standing, known storeMemory, v visit, cause error) (visit, error) {
 	nn := client.ObjectKeyFromObject(obj)
+	// What is held again may be much. It must come to its end once it was begun.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reholdTimeout)
+	defer cancel()
 	wait, err := r.lossWait(ctx, nn, v.epoch)
 	if err != nil {
 		return v, errors.Join(cause, err)
