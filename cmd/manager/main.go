@@ -42,6 +42,7 @@ const (
 	minMargin     = 250 * time.Millisecond
 	minGrace      = time.Second
 	minDrain      = time.Second
+	minStore      = 500 * time.Millisecond
 )
 
 // apiPatience is how long the CRDs may take to be served at the start.
@@ -58,6 +59,7 @@ type flags struct {
 	metricsSecure           bool
 	settlement              time.Duration
 	margin, grace, draining time.Duration
+	storeTimeout            time.Duration
 	log                     zap.Options
 }
 
@@ -79,6 +81,7 @@ func (f *flags) bind(fs *flag.FlagSet) {
 	fs.DurationVar(&f.settlement, "lease-settlement", 2*time.Second, "The time within a lease for writing an attempt's outcome. At least "+minSettlement.String()+".")
 	fs.DurationVar(&f.margin, "lease-margin", time.Second, "The time between the end of sending and the end of the lease. At least "+minMargin.String()+".")
 	fs.DurationVar(&f.grace, "lease-grace", 2*time.Second, "The time after a lease's end in which nobody judges it. At least "+minGrace.String()+".")
+	fs.DurationVar(&f.storeTimeout, "store-timeout", 3*time.Second, "How long a Redis or PostgreSQL may take for one question. At least "+minStore.String()+".")
 	fs.DurationVar(&f.draining, "drain-timeout", time.Minute, "How long calls in progress may take to end when the process does. At least "+minDrain.String()+".")
 	f.log.BindFlags(fs)
 }
@@ -98,9 +101,10 @@ func (f *flags) check() error {
 		{"lease-margin", f.margin, minMargin},
 		{"lease-grace", f.grace, minGrace},
 		{"drain-timeout", f.draining, minDrain},
+		{"store-timeout", f.storeTimeout, minStore},
 	} {
 		if d.is < d.atLeast {
-			return fmt.Errorf("--%s is %s: a payment could be judged too early, use at least %s", d.name, d.is, d.atLeast)
+			return fmt.Errorf("--%s is %s, which is too short for a machine that is busy: use at least %s", d.name, d.is, d.atLeast)
 		}
 	}
 	switch {
@@ -188,7 +192,7 @@ func run(ctx context.Context, f flags) (err error) {
 	}
 	var op *controller.Operator
 	op, err = controller.Setup(mgr, live, controller.Options{
-		Namespace: f.namespace, DataDir: dataDir,
+		Namespace: f.namespace, DataDir: dataDir, StoreTimeout: f.storeTimeout,
 		Controllers: f.controllers, Gateway: f.gateway, GatewayName: controller.GatewayName(f.gatewayName),
 		Dial: func(ctx context.Context, namespace, network, address string) (net.Conn, error) {
 			at := addresses

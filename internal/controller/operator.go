@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -140,7 +141,7 @@ func Setup(mgr ctrl.Manager, live client.Client, o Options) (*Operator, error) {
 		runnables = append(runnables, gateways)
 	}
 	if o.Gateway {
-		presence := NewPresence(o.Namespace, o.GatewayName, cached, live, op.tools.Serves)
+		presence := NewPresence(o.Namespace, o.GatewayName, cached, live, op.serves)
 		op.tools.Programmed = presence.Poke
 		runnables = append(runnables, op.beginning, presence, Sweep{Engines: engines})
 	}
@@ -165,6 +166,16 @@ func logEvidence(log logr.Logger) func(guard.Evidence) {
 			"namespace", e.Key.Namespace, "tool", e.Key.Tool, "caller", e.Key.Caller, "intentID", e.Key.IntentID, "attempt", e.Attempt,
 			"outcome", e.Outcome, "status", e.Status, "providerKey", e.ProviderKey, "providerReference", e.ProviderReference, "detail", e.Detail)
 	}
+}
+
+// serves says at which generation this gateway has a tool. It has come to one only once
+// it has opened the tool's store, or has been refused by it.
+func (o *Operator) serves(nn types.NamespacedName) (types.UID, int64, bool) {
+	uid, generation, ok := o.tools.Serves(nn)
+	if t, err := o.Policies.Load().Tool(nn.Namespace, nn.Name); ok && err == nil && t.Store != "" {
+		ok = o.stores.looked(types.NamespacedName{Namespace: nn.Namespace, Name: t.Store})
+	}
+	return uid, generation, ok
 }
 
 // Close closes the stores. Call it when the gateway has drained and the manager has ended.
