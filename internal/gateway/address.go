@@ -2,7 +2,8 @@
 // the gateway must not become its way into places that only the gateway can
 // reach. Addresses are judged when they are dialled, after the name was resolved:
 // a name that changes its mind in between gains nothing, and another namespace's
-// consent is asked for its address under whatever name.
+// consent is asked for its address under whatever name. A connection that was kept
+// is judged again before it is used.
 
 package gateway
 
@@ -201,6 +202,11 @@ func (a *Addresses) control(ctx context.Context, network, address string, _ sysc
 	if err != nil {
 		return &addressError{why: "not readable"}
 	}
+	return a.judge(ctx, to)
+}
+
+// judge says whether an attempt may go to an address now.
+func (a *Addresses) judge(ctx context.Context, to netip.AddrPort) error {
 	if err := a.check(to); err != nil {
 		return err
 	}

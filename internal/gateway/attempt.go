@@ -1,6 +1,7 @@
-// This file is one attempt of a mutating call: its own connection, one request over
-// HTTP/1.1, one answer read to its end. Nothing here ever sends twice: there is no
-// pool, no redirect and no second dial, and the request is written by one call.
+// This file is one attempt of a mutating call: a connection that it has to itself, one
+// request over HTTP/1.1, one answer read to its end. Nothing here ever sends twice:
+// there is no redirect, the request is written by one call, and once a byte of it was
+// written no other connection is looked for.
 
 package gateway
 
@@ -18,6 +19,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -49,6 +51,9 @@ type exchange struct {
 	answer *answer
 	status int
 	err    error
+	// framed: the answer says itself where it ends, and the upstream wants to go on.
+	// more: something came behind it.
+	framed, more bool
 }
 
 // memory bounds what the bodies of all answers take together.
@@ -69,12 +74,16 @@ type sender struct {
 	addresses *Addresses
 	tls       *tls.Config
 	memory    *memory
+	kept      *keeper
 	// maxAnswer is the longest body that is kept whole.
 	maxAnswer int64
 }
 
 // target is where an attempt goes, and what it carries.
 type target struct {
+	// namespace and tool are whose attempt it is.
+	namespace, tool string
+
 	method string
 	url    *url.URL
 	header http.Header
@@ -88,7 +97,7 @@ func (s *sender) send(ctx context.Context, t target, timeout time.Duration, end 
 	ctx, cancel := context.WithTimeout(ctx, min(timeout, end.Left()))
 	defer cancel()
 
-	req := &http.Request{Method: t.method, URL: t.url, Host: t.url.Host, Header: t.header, Close: true}
+	req := &http.Request{Method: t.method, URL: t.url, Host: t.url.Host, Header: t.header}
 	if len(t.body) > 0 {
 		req.Body, req.ContentLength = io.NopCloser(bytes.NewReader(t.body)), int64(len(t.body))
 	}
@@ -97,48 +106,62 @@ func (s *sender) send(ctx context.Context, t target, timeout time.Duration, end 
 		return exchange{err: fmt.Errorf("write the request down: %w", err)}
 	}
 
-	tcp, err := s.addresses.dialOnce(ctx, hostport(t.url))
-	if err != nil {
-		return exchange{err: err}
-	}
-	f, err := newFence(tcp, end)
-	if err != nil {
-		return exchange{err: err}
-	}
-	// At the deadline the connection is closed under whoever reads or writes it.
-	stop := context.AfterFunc(ctx, func() { _ = f.Close() })
-	defer func() {
-		stop()
-		_ = f.Close() // it may be closed already
-		x.sent, x.late = f.sent.Load(), f.late.Load()
-		if x.err != nil && ctx.Err() != nil {
-			x.err = fmt.Errorf("%w: %w", context.DeadlineExceeded, x.err)
+	to := destination{t.namespace, t.tool, t.url.Scheme, hostport(t.url), s.tls.RootCAs}
+	if c := s.reuse(ctx, to, end); c != nil {
+		x := s.exchange(ctx, c, to, req, raw.Bytes(), t.keep)
+		if x.sent || x.late || ctx.Err() != nil || errors.Is(x.err, errLate) {
+			return x
 		}
-	}()
+		// It was closed, or not to be trusted, before a byte of the request was written.
+	}
+	c, err := s.connect(ctx, to, t.url.Hostname(), end)
+	if err != nil {
+		return exchange{err: inTime(ctx, err)}
+	}
+	return s.exchange(ctx, c, to, req, raw.Bytes(), t.keep)
+}
 
-	var conn net.Conn = f
-	if t.url.Scheme == "https" {
-		if err := f.bound(); err != nil {
-			return exchange{err: err}
-		}
-		config := s.tls.Clone()
-		config.ServerName = t.url.Hostname()
-		config.NextProtos = []string{"http/1.1"}
-		secured := tls.Client(f, config)
-		if err := secured.HandshakeContext(ctx); err != nil {
-			return exchange{err: fmt.Errorf("TLS handshake: %w", err)}
-		}
-		conn = secured
+// inTime names the deadline among an error's causes if it is over.
+func inTime(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
 	}
-	if err := f.begin(); err != nil {
+	return err
+}
+
+// exchange writes the request and reads the answer. Then the connection is kept or closed.
+func (s *sender) exchange(ctx context.Context, c *connection, to destination, req *http.Request, raw []byte, keep int64) (x exchange) {
+	// At the deadline the connection is closed under whoever reads or writes it.
+	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+	good := false
+	defer func() {
+		open := stop()
+		x.sent, x.late = c.sent.Load(), c.late.Load()
+		if good && open && !x.late {
+			s.kept.put(to, c)
+		} else {
+			_ = c.Close() // it may be closed already
+		}
+		x.err = inTime(ctx, x.err)
+	}()
+	if err := c.begin(); err != nil {
 		return exchange{err: err}
 	}
-	if _, err := conn.Write(raw.Bytes()); err != nil {
+	if _, err := c.stream.Write(raw); err != nil {
 		return exchange{err: fmt.Errorf("send the request: %w", err)}
 	}
-	x = s.receive(conn, req, t.keep)
-	if x.err == nil {
-		x.err = f.finish()
+	x = s.receive(c.stream, req, keep)
+	if x.err != nil {
+		return x
+	}
+	more, reusable := c.unasked()
+	if more = more || x.more; more && c.used {
+		// Which of the answers is this request's is not known.
+		x.answer.release()
+		return exchange{status: x.status, err: errors.New("the upstream answered more than it was asked")}
+	}
+	if good = reusable && x.framed && !more; !good {
+		x.err = c.finish()
 	}
 	return x
 }
@@ -170,10 +193,11 @@ func (s *sender) receive(conn io.Reader, req *http.Request, keep int64) (x excha
 	}
 	// ReadResponse takes a Connection header with "close" away, and with it what else it names.
 	if head := record.kept[:len(record.kept)-reader.Buffered()]; resp.Header.Get("Connection") == "" {
-		if values := connectionValues(head); len(values) > 0 {
+		if values := headValues(head, "Connection"); len(values) > 0 {
 			resp.Header["Connection"] = values
 		}
 	}
+	framed := framed(resp, record.kept[:len(record.kept)-reader.Buffered()])
 	record.done, record.kept = true, nil
 	limited.N = math.MaxInt64
 	a, err := s.readBody(resp.Body, keep)
@@ -182,11 +206,27 @@ func (s *sender) receive(conn io.Reader, req *http.Request, keep int64) (x excha
 		return exchange{status: resp.StatusCode, err: fmt.Errorf("read the answer's body: %w", err)}
 	}
 	a.status, a.header = resp.StatusCode, resp.Header
-	return exchange{answer: a, status: a.status}
+	return exchange{answer: a, status: a.status, framed: framed, more: reader.Buffered() > 0}
 }
 
-// connectionValues are those of the Connection header in a head that was read without error.
-func connectionValues(head []byte) []string {
+// framed says whether another answer could follow this one on the connection: the
+// upstream keeps it open, and there is one way alone to read where the answer ends.
+func framed(resp *http.Response, head []byte) bool {
+	switch {
+	case resp.Close, !resp.ProtoAtLeast(1, 1), resp.StatusCode < 200, resp.Request.Method == http.MethodHead:
+		return false
+	case resp.StatusCode == http.StatusNoContent, resp.StatusCode == http.StatusNotModified:
+		// They have no body (RFC 9112, section 6.3). Whoever gives its length may send one.
+		return len(resp.TransferEncoding) == 0 && len(headValues(head, "Content-Length")) == 0
+	case len(resp.TransferEncoding) > 0:
+		return len(headValues(head, "Content-Length")) == 0
+	default:
+		return resp.ContentLength >= 0
+	}
+}
+
+// headValues are those of a header in a head that was read without error.
+func headValues(head []byte, header string) []string {
 	var out []string
 	folded := false
 	for line := range bytes.Lines(head) {
@@ -197,7 +237,7 @@ func connectionValues(head []byte) []string {
 			continue
 		}
 		name, value, found := bytes.Cut(line, []byte(":"))
-		if folded = found && bytes.EqualFold(name, []byte("Connection")); folded {
+		if folded = found && strings.EqualFold(string(name), header); folded {
 			out = append(out, string(bytes.TrimSpace(value)))
 		}
 	}

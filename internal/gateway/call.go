@@ -139,7 +139,7 @@ func (c *call) serve() *problem {
 	if ok, own := c.move(c.g.working); !ok {
 		return busy(c.g.working.each, own)
 	}
-	t := target{method: c.r.Method, url: to, header: forwarded(c.r.Header, tool.Upstream.RequestHeaders), body: body, keep: tool.MaxBodyBytes}
+	t := target{namespace: tool.Namespace, tool: tool.Name, method: c.r.Method, url: to, header: forwarded(c.r.Header, tool.Upstream.RequestHeaders), body: body, keep: tool.MaxBodyBytes}
 	if t.header.Get("User-Agent") == "" {
 		t.header.Set("User-Agent", "holdfast")
 	}

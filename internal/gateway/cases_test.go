@@ -403,16 +403,6 @@ func TestR23RedirectsAreNotFollowed(t *testing.T) {
 	}
 }
 
-func TestEveryAttemptHasItsOwnConnection(t *testing.T) {
-	r := setUp(t)
-	r.pay(ask{id: "k1", body: refundOf("9", "1")}, 201, guard.Allow)
-	r.pay(ask{id: "k2", body: refundOf("10", "1")}, 201, guard.Allow)
-	got := r.p.Received()
-	if len(got) != 2 || got[0].Remote == got[1].Remote {
-		t.Errorf("two attempts shared a connection: %+v", got)
-	}
-}
-
 func TestTimeoutIsUnknown(t *testing.T) {
 	r := setUp(t)
 	r.tool("charge", "/charges", timeout(150*time.Millisecond))

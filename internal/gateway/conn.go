@@ -1,15 +1,18 @@
-// This file is about the connection of one mutating attempt. What must hold: no
+// This file is about the connection of a mutating attempt. What must hold: no
 // byte reaches the socket unless both clocks are before the send's deadline at
 // the moment of that very write; whether any byte of the request was written is
-// known for certain; and once the deadline is over, or the process is gone, the
-// kernel delivers nothing more.
+// known for certain; once the deadline is over, or the process is gone, the kernel
+// delivers nothing more; and no request is written to a connection that was used
+// before and has something to say that nobody asked for.
 
 package gateway
 
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"os"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -19,6 +22,10 @@ import (
 
 // errLate is a write that was refused because the send's deadline was over.
 var errLate = errors.New("the time for sending is over")
+
+// errStale is a write to a connection used before that the upstream has closed, or over
+// which it said something unasked. Nothing of the request was written.
+var errStale = errors.New("the connection from an earlier attempt is no longer good")
 
 // deadline is what a guard.Ticket says of time.
 type deadline interface {
@@ -38,6 +45,13 @@ type fence struct {
 	requesting atomic.Bool
 	sent       atomic.Bool
 	late       atomic.Bool
+
+	// used: it has carried an attempt before.
+	used bool
+	// probing: a read takes what is there, and does not wait.
+	probing bool
+	// records are followed if there is TLS; else nil.
+	records *records
 }
 
 // newFence takes over a connection; it closes it if it cannot.
@@ -74,6 +88,67 @@ func (f *fence) begin() error {
 	return f.bound()
 }
 
+// again makes a used connection ready for another attempt.
+func (f *fence) again(end deadline) {
+	f.end, f.used = end, true
+	f.requesting.Store(false)
+	f.sent.Store(false)
+	f.late.Store(false)
+}
+
+// delivered says that the other end has acknowledged all that was written.
+func (f *fence) delivered() bool {
+	waiting, err := 0, error(nil)
+	ctl := f.raw.Control(func(fd uintptr) { waiting, err = unix.IoctlGetInt(int(fd), unix.TIOCOUTQ) })
+	return ctl == nil && err == nil && waiting == 0
+}
+
+// silent says that the other end has neither closed nor said anything that is not read.
+func silent(fd int) bool {
+	var one [1]byte
+	for {
+		_, _, err := unix.Recvfrom(fd, one[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		if !errors.Is(err, unix.EINTR) {
+			return errors.Is(err, unix.EAGAIN)
+		}
+	}
+}
+
+// Read follows the records, and does not wait if it is only asked what is there.
+func (f *fence) Read(p []byte) (n int, err error) {
+	if f.probing {
+		n, err = f.readNow(p)
+	} else {
+		n, err = f.TCPConn.Read(p)
+	}
+	if f.records != nil {
+		f.records.follow(p[:n])
+	}
+	return n, err
+}
+
+// readNow fails with os.ErrDeadlineExceeded if nothing is there.
+func (f *fence) readNow(p []byte) (n int, err error) {
+	if wait := f.raw.Read(func(fd uintptr) bool {
+		for {
+			if n, err = unix.Read(int(fd), p); !errors.Is(err, unix.EINTR) {
+				return true
+			}
+		}
+	}); wait != nil {
+		return 0, wait
+	}
+	switch {
+	case errors.Is(err, unix.EAGAIN):
+		return 0, os.ErrDeadlineExceeded
+	case err != nil:
+		return 0, err
+	case n == 0:
+		return 0, io.EOF
+	}
+	return n, nil
+}
+
 // finish lets the kernel close the connection in good order: all that was asked was answered.
 func (f *fence) finish() error { return f.SetLinger(-1) }
 
@@ -85,6 +160,10 @@ func (f *fence) Write(p []byte) (int, error) {
 		var n int
 		var err error
 		if wait := f.raw.Write(func(fd uintptr) bool {
+			if f.used && f.requesting.Load() && !f.sent.Load() && !silent(int(fd)) {
+				n, err = 0, errStale
+				return true
+			}
 			if !f.end.InTime() {
 				n, err = 0, errLate
 				return true

@@ -178,7 +178,7 @@ func New(o Options) (*Gateway, error) {
 	g.o.Addresses.consent = o.Consent
 	g.o.Addresses.listener = func() uint16 { return uint16(g.port.Load()) }
 	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: o.RootCAs}
-	g.sender = &sender{addresses: &g.o.Addresses, tls: config, memory: &memory{}, maxAnswer: o.MaxAnswerBytes}
+	g.sender = &sender{addresses: &g.o.Addresses, tls: config, memory: &memory{}, kept: newKeeper(), maxAnswer: o.MaxAnswerBytes}
 	g.sender.memory.give(o.MaxAnswerMemory)
 	return g, nil
 }
@@ -255,6 +255,7 @@ func (g *Gateway) Start(ctx context.Context) error {
 	g.drain.Do(func() { close(g.draining) })
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.o.Drain)
 	defer cancel()
+	defer g.sender.kept.end()
 	if err := server.Shutdown(end); err != nil {
 		return errors.Join(fmt.Errorf("calls were still in progress after %s; their intents will be held: %w", g.o.Drain, err), server.Close())
 	}

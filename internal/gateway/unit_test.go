@@ -260,13 +260,13 @@ func TestIsLabel(t *testing.T) {
 	}
 }
 
-func TestConnectionValues(t *testing.T) {
+func TestHeadValues(t *testing.T) {
 	for head, want := range map[string][]string{
 		"HTTP/1.1 200 OK\r\n\r\n": nil,
 		"HTTP/1.1 200 OK\r\nconnection: close\r\nX-Connection: no\r\nConnection:X-A,  X-B \r\n\r\n": {"close", "X-A,  X-B"},
 		"HTTP/1.1 200 OK\nConnection: X-A,\n\tX-B\nA: b\n c: d\n\n":                                 {"X-A, X-B"},
 	} {
-		if got := connectionValues([]byte(head)); !slices.Equal(got, want) {
+		if got := headValues([]byte(head), "Connection"); !slices.Equal(got, want) {
 			t.Errorf("%q: %q, want %q", head, got, want)
 		}
 	}
