@@ -550,8 +550,13 @@ func TestRecords(t *testing.T) {
 	}
 }
 
-// A part of a TLS record that came with the answer is the beginning of something unasked.
-func TestHalfARecordIsUnasked(t *testing.T) {
+// What TLS has taken from the kernel together with the answer is unasked: a record, or a part of one.
+func TestARecordBehindTheAnswerIsUnasked(t *testing.T) {
+	t.Run("whole", func(t *testing.T) { recordBehind(t, 0) })
+	t.Run("a part", func(t *testing.T) { recordBehind(t, 10) })
+}
+
+func recordBehind(t *testing.T, missing int) {
 	certFile, keyFile, roots := certificate(t, t.TempDir())
 	cert, err := tls.LoadX509KeyPair(certFile, keyFile)
 	if err != nil {
@@ -573,7 +578,7 @@ func TestHalfARecordIsUnasked(t *testing.T) {
 			dialled.Add(1)
 			go func() {
 				defer func() { _ = tcp.Close() }()
-				held := &holding{Conn: tcp}
+				held := &holding{Conn: tcp, missing: missing}
 				conn := tls.Server(held, &tls.Config{Certificates: []tls.Certificate{cert}})
 				in := bufio.NewReader(conn)
 				for {
@@ -600,11 +605,12 @@ func TestHalfARecordIsUnasked(t *testing.T) {
 	}
 }
 
-// holding sends all but the last ten bytes of what it holds.
+// holding sends what it holds at once, but for what is to be missing at its end.
 type holding struct {
 	net.Conn
-	cut  bool
-	held []byte
+	cut     bool
+	missing int
+	held    []byte
 }
 
 func (h *holding) Write(p []byte) (int, error) {
@@ -615,4 +621,4 @@ func (h *holding) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (h *holding) flush() { _, _ = h.Conn.Write(h.held[:len(h.held)-10]) }
+func (h *holding) flush() { _, _ = h.Conn.Write(h.held[:len(h.held)-h.missing]) }
