@@ -39,6 +39,19 @@ var deflaters = sync.Pool{New: func() any {
 	return w
 }}
 
+// inflaters are used again: one has 44 KiB, which is more than all else of a Get.
+var inflaters = sync.Pool{New: func() any { return flate.NewReaderDict(strings.NewReader(""), []byte(dictionary)) }}
+
+// inflate reads deflated text to its end.
+func inflate(kept string) ([]byte, error) {
+	r := inflaters.Get().(io.Reader)
+	defer inflaters.Put(r)
+	if err := r.(flate.Resetter).Reset(strings.NewReader(kept), []byte(dictionary)); err != nil {
+		return nil, err
+	}
+	return io.ReadAll(r)
+}
+
 // packHeader is a header as it is kept.
 func packHeader(header []byte, settled bool) string {
 	if len(header) == 0 {
@@ -66,7 +79,7 @@ func unpackHeader(kept string) ([]byte, error) {
 	case headerPlain:
 		return []byte(rest), nil
 	case headerDeflated:
-		header, err := io.ReadAll(flate.NewReaderDict(strings.NewReader(rest), []byte(dictionary)))
+		header, err := inflate(rest)
 		if err != nil {
 			return nil, fmt.Errorf("%w: header of a record: %w", errDamaged, err)
 		}
