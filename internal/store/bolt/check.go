@@ -137,7 +137,7 @@ func (c *checker) checkMarks(sequence uint64) error {
 			}
 			last, rest = m, next
 			owned[string(markKey(m, id))] = true
-			at := c.marks.Get(markKey(m, id))
+			at := c.bucketOf(m).Get(markKey(m, id))
 			if len(at) != 8 || stamp != nil && !bytes.Equal(at, stamp) {
 				c.add("mark %x of record %d is not in its group with the stamp %x, but %x", m, id, stamp, at)
 				continue
@@ -149,12 +149,15 @@ func (c *checker) checkMarks(sequence uint64) error {
 		}
 		return nil
 	})
-	return errors.Join(err, c.marks.ForEach(func(k, _ []byte) error {
-		if !owned[string(k)] {
-			c.add("mark %x is not listed with its record", k)
-		}
-		return nil
-	}))
+	listed := func(b *bbolt.Bucket) error {
+		return b.ForEach(func(k, _ []byte) error {
+			if !owned[string(k)] || c.bucketOf(k) != b {
+				c.add("mark %x is not listed with its record, or lies in the wrong place", k)
+			}
+			return nil
+		})
+	}
+	return errors.Join(err, listed(c.marks), listed(c.endless))
 }
 
 // checkListings holds the lists of due and held records against the records.

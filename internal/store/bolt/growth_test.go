@@ -41,16 +41,16 @@ func TestProbesJump(t *testing.T) {
 		// marks of the i-th record that lies there, and what is asked.
 		marks func(i int) []store.Mark
 		probe store.Probe
-		// most moves: to the string, past each of its groups.
+		// most moves: to the string, with an end and without, past each of its groups.
 		most int
 	}{
 		"excepted tag": {
 			func(i int) []store.Mark { return []store.Mark{{String: "tool", Tag: "same", Until: future}} },
-			store.Probe{String: "tool", Except: "same"}, 2,
+			store.Probe{String: "tool", Except: "same"}, 3,
 		},
 		"time over": {
 			func(i int) []store.Mark { return []store.Mark{{String: "customer", Until: past}} },
-			store.Probe{String: "customer"}, 2,
+			store.Probe{String: "customer"}, 3,
 		},
 		"time over, and an excepted tag": {
 			func(i int) []store.Mark {
@@ -59,11 +59,11 @@ func TestProbesJump(t *testing.T) {
 					{String: "tool", Tag: "same"}, {String: "tool", Tag: "other", Until: past},
 				}
 			},
-			store.Probe{String: "tool", Except: "same"}, 4,
+			store.Probe{String: "tool", Except: "same"}, 5,
 		},
 		"other strings": {
 			func(i int) []store.Mark { return []store.Mark{{String: fmt.Sprint("customer", i)}, {String: "c"}} },
-			store.Probe{String: "customer"}, 1,
+			store.Probe{String: "customer"}, 2,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

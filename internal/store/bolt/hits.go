@@ -13,6 +13,8 @@ import (
 	"slices"
 	"time"
 
+	"go.etcd.io/bbolt"
+
 	"github.com/holdfast-dev/holdfast/internal/store"
 )
 
@@ -73,38 +75,41 @@ func (t *txn) read(found runs, probe int, p store.Probe, own, covered uint64, no
 			ids = nil
 		}
 	}
-	c := t.marks.Cursor()
+	var c *bbolt.Cursor
 	seek := func(key []byte) (k, v []byte) {
 		t.steps++
 		return c.Seek(key)
 	}
-	for k, v := seek(text); bytes.HasPrefix(k, text); {
-		n := groupSize(k)
-		if n == 0 {
-			return nil, fmt.Errorf("%w: mark", errDamaged)
-		}
-		group := clone(k[:n])
-		if bytes.Equal(group, except) {
-			// Nothing of the group lies behind this, which is longer than any key of it.
-			k, v = seek(append(group, bytes.Repeat([]byte{0xff}, endSize+8+1)...))
-			continue
-		}
-		if first := appendEnd(group, now+1); bytes.Compare(k, first) < 0 {
-			k, v = seek(first)
-		}
-		for bytes.HasPrefix(k, group) {
-			if len(k) != n+endSize+8 || len(v) != 8 {
+	for _, b := range []*bbolt.Bucket{t.endless, t.marks} {
+		c = b.Cursor()
+		for k, v := seek(text); bytes.HasPrefix(k, text); {
+			n := groupSize(k)
+			if n == 0 {
 				return nil, fmt.Errorf("%w: mark", errDamaged)
 			}
-			id := binary.BigEndian.Uint64(k[n+endSize:])
-			if id != own && binary.BigEndian.Uint64(v) > covered {
-				if ids = append(ids, id); len(ids) == maxRun {
-					end()
-					ids = make([]uint64, 0, maxRun)
-				}
+			group := clone(k[:n])
+			if bytes.Equal(group, except) {
+				// Nothing of the group lies behind this, which is longer than any key of it.
+				k, v = seek(append(group, bytes.Repeat([]byte{0xff}, endSize+8+1)...))
+				continue
 			}
-			t.steps++
-			k, v = c.Next()
+			if first := appendEnd(group, now+1); bytes.Compare(k, first) < 0 {
+				k, v = seek(first)
+			}
+			for bytes.HasPrefix(k, group) {
+				if len(k) != n+endSize+8 || len(v) != 8 {
+					return nil, fmt.Errorf("%w: mark", errDamaged)
+				}
+				id := binary.BigEndian.Uint64(k[n+endSize:])
+				if id != own && binary.BigEndian.Uint64(v) > covered {
+					if ids = append(ids, id); len(ids) == maxRun {
+						end()
+						ids = make([]uint64, 0, maxRun)
+					}
+				}
+				t.steps++
+				k, v = c.Next()
+			}
 		}
 	}
 	end()

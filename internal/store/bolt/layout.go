@@ -13,6 +13,7 @@ package bolt
 //	headers  number → header
 //	bodies   number → body
 //	marks    string, tag, end, number → stamp
+//	endless  string, tag, end, number → stamp: of the marks that have no end
 //	owned    number → string, tag, end of each of its marks, ascending
 //	due      milliseconds, number → nothing
 //	held     key → number
@@ -24,9 +25,11 @@ package bolt
 //
 // The marks of one string and tag are a group, and lie in it by their ends. A probe
 // jumps over the group that it excepts and over the marks whose time is over, however
-// many they are.
+// many they are. Those without an end are mostly of payments in flight and so few: they
+// lie apart, so that a payment changes pages all over the many only once, when it settles.
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -49,6 +52,7 @@ var (
 	bucketHeaders = []byte("headers")
 	bucketBodies  = []byte("bodies")
 	bucketMarks   = []byte("marks")
+	bucketEndless = []byte("endless")
 	bucketOwned   = []byte("owned")
 	bucketDue     = []byte("due")
 	bucketHeld    = []byte("held")
@@ -57,7 +61,7 @@ var (
 
 	buckets = [][]byte{
 		bucketMeta, bucketKeys, bucketFacts, bucketHeaders, bucketBodies, bucketMarks,
-		bucketOwned, bucketDue, bucketHeld, bucketSums, bucketEntries,
+		bucketEndless, bucketOwned, bucketDue, bucketHeld, bucketSums, bucketEntries,
 	}
 
 	metaFormat    = []byte("format")
@@ -76,7 +80,7 @@ type txn struct {
 	// steps counts how often a probe's cursor was moved.
 	steps int
 
-	meta, keys, facts, headers, bodies, marks, owned, due, held, sums, entries *bbolt.Bucket
+	meta, keys, facts, headers, bodies, marks, endless, owned, due, held, sums, entries *bbolt.Bucket
 }
 
 func newTxn(btx *bbolt.Tx, now func() time.Time) *txn {
@@ -84,7 +88,7 @@ func newTxn(btx *bbolt.Tx, now func() time.Time) *txn {
 		now:  now,
 		meta: btx.Bucket(bucketMeta), keys: btx.Bucket(bucketKeys), facts: btx.Bucket(bucketFacts),
 		headers: btx.Bucket(bucketHeaders), bodies: btx.Bucket(bucketBodies), marks: btx.Bucket(bucketMarks),
-		owned: btx.Bucket(bucketOwned), due: btx.Bucket(bucketDue), held: btx.Bucket(bucketHeld),
+		endless: btx.Bucket(bucketEndless), owned: btx.Bucket(bucketOwned), due: btx.Bucket(bucketDue), held: btx.Bucket(bucketHeld),
 		sums: btx.Bucket(bucketSums), entries: btx.Bucket(bucketEntries),
 	}
 }
@@ -157,6 +161,8 @@ const (
 	markTagged   = 1
 )
 
+var noEnd = appendEnd(nil, 0)
+
 // appendHash appends what a string is known by in the file.
 func appendHash(b []byte, text string) []byte {
 	sum := sha256.Sum256([]byte(text))
@@ -206,6 +212,14 @@ func cutMark(b []byte) (mark, rest []byte, ok bool) {
 	}
 	n += endSize
 	return b[:n], b[n:], true
+}
+
+// bucketOf is where a mark lies: group and end, and maybe more of its key.
+func (t *txn) bucketOf(mark []byte) *bbolt.Bucket {
+	if n := groupSize(mark); bytes.Equal(mark[n:n+endSize], noEnd) {
+		return t.endless
+	}
+	return t.marks
 }
 
 func markKey(mark []byte, id uint64) []byte {

@@ -292,7 +292,7 @@ func (t *txn) writeMarks(id uint64, marks []byte, stamp uint64) error {
 		// Both are ascending: the lower is only in one of them.
 		if gone != nil && (m == nil || bytes.Compare(gone, m) < 0) {
 			was = was[len(gone):]
-			if err := t.remove(t.marks, markKey(gone, id)); err != nil {
+			if err := t.remove(t.bucketOf(gone), markKey(gone, id)); err != nil {
 				return err
 			}
 			continue
@@ -301,7 +301,7 @@ func (t *txn) writeMarks(id uint64, marks []byte, stamp uint64) error {
 		if bytes.Equal(gone, m) {
 			was = was[len(m):]
 		}
-		if err := t.put(t.marks, markKey(m, id), at); err != nil {
+		if err := t.put(t.bucketOf(m), markKey(m, id), at); err != nil {
 			return err
 		}
 	}
