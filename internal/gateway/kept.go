@@ -26,8 +26,9 @@ const (
 	// keptAge is how old a connection may become: a name that leads elsewhere now, a
 	// certificate that is no longer good, are noticed after that time at the latest.
 	keptAge = 10 * time.Second
-	// keptEach and keptMost are how many may lie idle, for one tool and for all.
-	keptEach, keptMost = 32, 512
+	// keptEach and keptMost are how many may lie idle, for one tool and for all. A tool has
+	// no more than it had attempts at once a second ago.
+	keptEach, keptMost = 64, 512
 )
 
 // destination is for whom a connection is, and to where.
@@ -53,8 +54,8 @@ func over(since, now time.Time, most time.Duration) bool {
 	return now.Sub(since) >= most || wall >= most || wall < 0
 }
 
-// end lets the kernel close a connection on which nothing is on its way in good order.
-func (c *connection) end() {
+// dismiss lets the kernel close a connection on which nothing is on its way in good order.
+func (c *connection) dismiss() {
 	_ = c.finish() // then it is reset, and nobody waits for it
 	_ = c.Close()
 }
@@ -102,7 +103,7 @@ func (s *sender) reuse(ctx context.Context, to destination, end deadline) *conne
 	good := false
 	defer func() {
 		if !good {
-			c.end()
+			c.dismiss()
 		}
 	}()
 	if s.addresses.judge(ctx, c.to) != nil {
@@ -201,7 +202,7 @@ func (k *keeper) put(to destination, c *connection) {
 	if !over(c.dialled, c.idle, keptAge) && k.add(to, c) {
 		return
 	}
-	c.end()
+	c.dismiss()
 }
 
 func (k *keeper) add(to destination, c *connection) bool {
@@ -221,7 +222,7 @@ func (k *keeper) add(to destination, c *connection) bool {
 // clean closes what has been idle for too long, and comes again while anything is kept.
 func (k *keeper) clean() {
 	for _, c := range k.expired(time.Now()) {
-		c.end()
+		c.dismiss()
 	}
 }
 
