@@ -200,15 +200,17 @@ BEGIN
     v_day := o_now / 86400000000;
     SELECT m.epoch, m.key_domain, m.cleaned INTO STRICT o_epoch, o_key_domain, v_cleaned FROM meta m;
     o_sequence := sequence();
-    IF p_writes = 0 THEN
-        RETURN;
+    IF p_writes > 0 THEN
+        o_lacks := lacks(p_process, p_beat, p_highest, p_digests, p_versions);
+        IF o_lacks IS NOT NULL THEN
+            RETURN;
+        END IF;
     END IF;
-    o_lacks := lacks(p_process, p_beat, p_highest, p_digests, p_versions);
-    IF o_lacks IS NOT NULL THEN
-        RETURN;
-    END IF;
+    -- Always a write: the sequence counts versions, too, whose writes were not committed,
+    -- and its answer must be as durable as this commit. A standby that takes over has come
+    -- as far.
     INSERT INTO beat AS b (process, writes, day) VALUES (p_process, p_writes, v_day)
-    ON CONFLICT (process) DO UPDATE SET writes = p_writes, day = v_day WHERE b.writes < p_writes OR b.day <> v_day;
+    ON CONFLICT (process) DO UPDATE SET writes = greatest(b.writes, p_writes), day = v_day;
     IF v_cleaned <> v_day THEN
         UPDATE meta SET cleaned = v_day WHERE cleaned = v_cleaned;
         IF FOUND AND v_day = v_cleaned + 1 THEN
