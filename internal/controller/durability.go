@@ -98,6 +98,11 @@ func (r *StoreReconciler) judgeDurability(ctx context.Context, obj *v1alpha1.Ide
 	return found, replicated, nil
 }
 
+// judgedByCluster says that only the cluster knows whether acknowledged writes stay.
+func judgedByCluster(obj *v1alpha1.IdempotencyStore) bool {
+	return deployed(obj) || obj.Spec.Postgres != nil && obj.Spec.Postgres.External != nil && obj.Spec.Postgres.External.CloudNativePG != nil
+}
+
 // deployed says that the operator runs the store's server.
 func deployed(obj *v1alpha1.IdempotencyStore) bool {
 	return obj.Spec.Redis != nil && obj.Spec.Redis.Deploy != nil || obj.Spec.Postgres != nil && obj.Spec.Postgres.Deploy != nil

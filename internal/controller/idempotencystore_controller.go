@@ -96,6 +96,8 @@ type StoreReconciler struct {
 	seen map[types.NamespacedName]bool
 	// lostSince says since when this process has known of a loss, by the lost epoch.
 	lostSince map[types.NamespacedName]lostSince
+	// longest is the longest time that an attempt of the store's tools could need.
+	longest map[types.NamespacedName]time.Duration
 	// told is what this process last logged of a store.
 	told map[types.NamespacedName]string
 	done bool
@@ -144,6 +146,12 @@ func (r *StoreReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl
 		}
 		// The records stay: they are the memory of whoever makes the store again.
 		r.Engines.Remove(nn.Namespace, nn.Name)
+		r.mu.Lock()
+		delete(r.seen, nn)
+		delete(r.told, nn)
+		delete(r.lostSince, nn)
+		delete(r.longest, nn)
+		r.mu.Unlock()
 		busy, err := r.retire(nn)
 		if busy {
 			return ctrl.Result{RequeueAfter: busyAgain}, nil
@@ -153,8 +161,6 @@ func (r *StoreReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl
 	if !r.Gateway && !r.Leading() {
 		return ctrl.Result{}, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
-	defer cancel()
 	v, failed := r.look(ctx, &obj)
 	r.mu.Lock()
 	if r.seen == nil {
@@ -241,7 +247,8 @@ func (r *StoreReconciler) status(ctx context.Context, obj *v1alpha1.IdempotencyS
 	if v.judged {
 		next.Durability = durabilityStatus(v.found, v.replicated)
 		durableCondition(set, v.found, obj.Spec.DurabilityPolicy)
-	} else if was := find(obj.Status.Conditions, v1alpha1.ConditionDurable); was != nil && was.Reason == reasonLoses {
+	} else if was := find(obj.Status.Conditions, v1alpha1.ConditionDurable); was != nil && (was.Reason == reasonLoses ||
+		was.ObservedGeneration == obj.Generation && (was.Reason == reasonDurable || was.Reason == reasonNotRefused)) {
 		// What was found stands until somebody has looked again.
 		set.set(v1alpha1.ConditionDurable, was.Status, was.Reason, was.Message)
 	} else {
@@ -274,7 +281,9 @@ func stalledFor(list []metav1.Condition, reason string) bool {
 
 // look puts the store's engine into service if the store may be trusted, and takes it
 // out of service if it may not.
-func (r *StoreReconciler) look(ctx context.Context, obj *v1alpha1.IdempotencyStore) (v visit, err error) {
+func (r *StoreReconciler) look(parent context.Context, obj *v1alpha1.IdempotencyStore) (v visit, err error) {
+	ctx, cancel := context.WithTimeout(parent, lookTimeout)
+	defer cancel()
 	nn := client.ObjectKeyFromObject(obj)
 	fail := func(err error) error {
 		if ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) { // else the process is ending, which says nothing of the store
@@ -316,7 +325,7 @@ func (r *StoreReconciler) look(ctx context.Context, obj *v1alpha1.IdempotencySto
 		// It is the memory under which this process has written that lacks something. If
 		// another one was accepted since, that one is whole.
 		missing := ""
-		if o := r.held(nn); o != nil && o.engine != nil && o.identity.Epoch == known.epoch(nn) {
+		if o := r.held(nn); o != nil && o.engine != nil && o.file == nil && o.identity.Epoch == known.epoch(nn) {
 			missing = o.identity.Epoch
 		}
 		return v, errors.Join(fail(err), r.disown(ctx, nn, s, missing))
@@ -335,8 +344,8 @@ func (r *StoreReconciler) look(ctx context.Context, obj *v1alpha1.IdempotencySto
 			// Others may not know it yet.
 			return v, errors.Join(err, r.disown(ctx, nn, s, standing.Epoch))
 		}
-		if r.Leading() && l != "" && obj.Spec.AcceptEpoch == l {
-			return r.accept(ctx, obj, o, standing, known, v, err)
+		if r.Leading() && l != "" {
+			return r.accepted(parent, obj, o, standing, known, v, err)
 		}
 		return v, err
 	}
@@ -355,11 +364,18 @@ func (r *StoreReconciler) look(ctx context.Context, obj *v1alpha1.IdempotencySto
 		}
 	}
 	v.epoch = standing.Epoch
+	if r.Leading() {
+		if known, err = r.spend(ctx, obj, standing.Epoch, known); err != nil {
+			return v, failNew(fmt.Errorf("%w: %w", store.ErrUnavailable, err))
+		}
+	}
 	if err := r.engine(ctx, obj, o, standing, known); err != nil {
 		return v, failNew(err)
 	}
-	if err := r.judgeClock(ctx, obj, o, standing, known); err != nil {
+	if err := r.judgeClock(ctx, obj, o, standing, known); errors.Is(err, guard.ErrClockJumped) {
 		return v, r.refuse(nn, o, err)
+	} else if err != nil {
+		return v, failNew(err)
 	}
 	v.found, v.replicated, err = r.judgeDurability(ctx, obj, o)
 	if err != nil {
@@ -395,9 +411,17 @@ func (r *StoreReconciler) engine(ctx context.Context, obj *v1alpha1.IdempotencyS
 	}
 	// The key domain is the one remembered: it outlives a loss of memory.
 	id := store.Identity{Epoch: standing.Epoch, KeyDomain: known.keyDomain(nn)}
+	last, err := known.seen(nn)
+	if err != nil {
+		return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
+	}
 	if o.engine == nil || o.identity != id || !o.lost.at.Equal(l.at) || o.lost.forget != l.forget {
 		options := r.Options
 		options.LostAt, options.ForgetLost = l.at, l.forget
+		if !last.clock.IsZero() {
+			// So that an engine that begins while the clock is wrong ages and purges nothing.
+			options.StoreClock = standing.Now.Add(-o.step(standing, last))
+		}
 		o.engine, o.identity, o.lost, o.served = guard.New(o.store, id, options), id, l, false
 		log.FromContext(ctx).Info("the store is open", "epoch", id.Epoch, "store", r.place(obj))
 	}
@@ -410,13 +434,59 @@ func notDurable(obj *v1alpha1.IdempotencyStore, found []store.Finding, leads boo
 	text := ""
 	if f := losing(found); f != nil {
 		text = f.Text
-	} else if c := find(obj.Status.Conditions, v1alpha1.ConditionDurable); !leads && c != nil && c.Reason == reasonLoses {
-		text = c.Message // the leader knows more
+	} else if c := find(obj.Status.Conditions, v1alpha1.ConditionDurable); !leads {
+		// The leader knows more.
+		switch {
+		case c != nil && (c.Reason == reasonLoses || c.Reason == reasonNotRefused):
+			text = c.Message
+		case judgedByCluster(obj) && (c == nil || c.ObservedGeneration != obj.Generation || c.Status != metav1.ConditionTrue):
+			text = "the controllers have not judged yet what the cluster knows of it"
+		}
 	}
 	if text == "" || obj.Spec.DurabilityPolicy == v1alpha1.DurabilityWarn {
 		return nil
 	}
 	return fmt.Errorf("%w (IdempotencyStore %s): %s. Or accept that a payment may be forgotten and made twice, with spec.durabilityPolicy: Warn", store.ErrNotDurable, obj.Name, text)
+}
+
+// accepted goes on without the lost memory if a person has said so since it was lost.
+func (r *StoreReconciler) accepted(ctx context.Context, obj *v1alpha1.IdempotencyStore, o *openStore, is store.Standing, known storeMemory, v visit, lost error) (visit, error) {
+	nn := client.ObjectKeyFromObject(obj)
+	spent := known[memoryKey(spentOf, nn)] == v.epoch
+	switch {
+	case obj.Spec.AcceptEpoch != v.epoch:
+		if spent {
+			return v, errors.Join(lost, r.Memory.spend(ctx, nn, ""))
+		}
+		return v, lost
+	case spent:
+		return v, fmt.Errorf("%w. spec.acceptEpoch has this value since before the loss: take it away, and then set it again", lost)
+	}
+	return r.accept(ctx, obj, o, is, known, v, lost)
+}
+
+// spend takes note of what a person has said of this memory or an earlier one while it serves.
+func (r *StoreReconciler) spend(ctx context.Context, obj *v1alpha1.IdempotencyStore, epoch string, known storeMemory) (storeMemory, error) {
+	nn := client.ObjectKeyFromObject(obj)
+	r.mu.Lock()
+	delete(r.lostSince, nn)
+	r.mu.Unlock()
+	l, err := known.loss(nn)
+	if err != nil {
+		return known, err
+	}
+	forgets := l.epoch != "" && !l.forget && obj.Spec.ForgetEpoch == l.epoch
+	if forgets {
+		err = r.Memory.forget(ctx, nn, l)
+	}
+	spends := obj.Spec.AcceptEpoch == epoch && known[memoryKey(spentOf, nn)] != epoch
+	if err == nil && spends {
+		err = r.Memory.spend(ctx, nn, epoch)
+	}
+	if err != nil || !forgets && !spends {
+		return known, err
+	}
+	return r.Memory.stores(ctx)
 }
 
 // begin gives a store its identity at its first use, and remembers it.
@@ -442,7 +512,6 @@ func (r *StoreReconciler) begin(ctx context.Context, nn types.NamespacedName, o 
 	if err := r.Memory.rememberStore(ctx, nn, id, seen); err != nil {
 		return standing, fmt.Errorf("%w: %w", store.ErrUnavailable, err)
 	}
-	o.sighted = seen
 	return standing, nil
 }
 

@@ -172,8 +172,8 @@ func (r *StoreReconciler) disownAnew(ctx context.Context, s settings, epoch, nex
 // what is held in the cluster is held again, and then it is remembered.
 func (r *StoreReconciler) accept(ctx context.Context, obj *v1alpha1.IdempotencyStore, o *openStore, is store.Standing, known storeMemory, v visit, cause error) (visit, error) {
 	nn := client.ObjectKeyFromObject(obj)
-	// What is held again may be much. It must come to its end once it was begun.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reholdTimeout)
+	// What is held again may be much: it has more time than a look.
+	ctx, cancel := context.WithTimeout(ctx, reholdTimeout)
 	defer cancel()
 	wait, err := r.lossWait(ctx, nn, v.epoch)
 	if err != nil {
@@ -207,13 +207,20 @@ func (r *StoreReconciler) accept(ctx context.Context, obj *v1alpha1.IdempotencyS
 		}
 	}
 	// A new epoch in any case: holds that were made under one that comes back decide nothing.
-	id := store.Identity{Epoch: rand.Text(), KeyDomain: domain}
-	if is.Epoch == "" {
+	// One that an earlier try had chosen for this loss is gone on with.
+	next, err := r.Memory.acceptAs(ctx, nn, v.epoch, rand.Text())
+	if err != nil {
+		return v, errors.Join(cause, err)
+	}
+	id := store.Identity{Epoch: next, KeyDomain: domain}
+	switch is.Epoch {
+	case id.Epoch:
+	case "":
 		var have store.Identity
 		if have, err = o.store.Initialise(ctx, id); err == nil && have != id {
 			err = fmt.Errorf("%w: somebody else has given the store epoch %s meanwhile", store.ErrUnavailable, have.Epoch)
 		}
-	} else {
+	default:
 		err = o.store.Disown(ctx, is.Epoch, id.Epoch)
 	}
 	if err != nil {
@@ -222,7 +229,7 @@ func (r *StoreReconciler) accept(ctx context.Context, obj *v1alpha1.IdempotencyS
 	if is, err = o.store.Standing(ctx); err != nil || is.Epoch != id.Epoch {
 		return v, errors.Join(cause, fmt.Errorf("the store carries epoch %s, and should carry %s: %w", is.Epoch, id.Epoch, errors.Join(store.ErrUnavailable, err)))
 	}
-	l := loss{at: is.Now, forget: obj.Spec.ForgetEpoch == v.epoch}
+	l := loss{at: is.Now, epoch: v.epoch, forget: obj.Spec.ForgetEpoch == v.epoch}
 	options := r.Options
 	options.LostAt, options.ForgetLost = l.at, l.forget
 	engine := guard.New(o.store, id, options)
@@ -234,7 +241,6 @@ func (r *StoreReconciler) accept(ctx context.Context, obj *v1alpha1.IdempotencyS
 		return v, errors.Join(cause, err)
 	}
 	log.FromContext(ctx).Info("the loss of a memory was accepted", "lost", v.epoch, "epoch", id.Epoch, "forget", l.forget)
-	o.sighted = seen
 	v.epoch = id.Epoch
 	// The next visit serves it, like any other store.
 	return v, cause
@@ -253,7 +259,9 @@ func (r *StoreReconciler) lossWait(ctx context.Context, nn types.NamespacedName,
 		r.lostSince[nn] = since
 	}
 	r.mu.Unlock()
-	longest := time.Duration(0)
+	r.mu.Lock()
+	longest := r.longest[nn]
+	r.mu.Unlock()
 	var tools v1alpha1.AgentToolList
 	if err := r.Client.List(ctx, &tools, client.InNamespace(nn.Namespace)); err != nil {
 		return 0, err
@@ -262,6 +270,12 @@ func (r *StoreReconciler) lossWait(ctx context.Context, nn types.NamespacedName,
 		timeout, settleAfter := policy.Times(&tools.Items[i])
 		longest = max(longest, timeout+settleAfter)
 	}
+	r.mu.Lock()
+	if r.longest == nil {
+		r.longest = map[types.NamespacedName]time.Duration{}
+	}
+	r.longest[nn] = longest // a tool that is deleted meanwhile may have attempts all the same
+	r.mu.Unlock()
 	// Every gateway looks at the store by then, and refuses it.
 	longest += storeLook + r.Options.Settlement + r.Options.Margin + r.Options.Grace
 	return longest - time.Since(since.at), nil
@@ -271,7 +285,11 @@ func (r *StoreReconciler) lossWait(ctx context.Context, nn types.NamespacedName,
 // left of the store.
 func (r *StoreReconciler) reimport(ctx context.Context, nn types.NamespacedName, engine *guard.Engine, known storeMemory) error {
 	if err := engine.Rehold(ctx); err != nil {
-		return err
+		if !errors.Is(err, guard.ErrCorrupt) {
+			return err
+		}
+		// What cannot be read is refused whenever it is called; the others must be held.
+		log.FromContext(ctx).Error(err, "records that cannot be read are left as they are")
 	}
 	highest := map[guard.Key]int{}
 	open := map[guard.Key]*v1alpha1.PaymentHold{}
@@ -306,6 +324,10 @@ func (r *StoreReconciler) reimport(ctx context.Context, nn types.NamespacedName,
 		}
 		if err == nil {
 			err = engine.Import(ctx, imported)
+		}
+		if errors.Is(err, guard.ErrCorrupt) {
+			log.FromContext(ctx).Error(err, "the record of a hold cannot be read and is left as it is", "hold", h.Name)
+			continue
 		}
 		if err != nil {
 			return fmt.Errorf("PaymentHold %s: %w", h.Name, err)
@@ -353,6 +375,33 @@ func importedHold(h *v1alpha1.PaymentHold, highest int) (guard.ImportedHold, err
 	return out, nil
 }
 
+// baseline is what the store's clock showed when this process saw that it was right.
+type baseline struct {
+	clock time.Time
+	boot  time.Duration
+}
+
+// step is how far the store's clock is from where it should be: by what this process has
+// seen itself, or else by what is remembered, which is as good as the machines' clocks.
+func (o *openStore) step(is store.Standing, last sighting) time.Duration {
+	switch {
+	case o.sighted.same(last) && !o.base.clock.IsZero():
+		return is.Now.Sub(o.base.clock) - (guard.SystemClock{}.Now().Boot - o.base.boot)
+	case !last.clock.IsZero():
+		return is.Now.Sub(last.clock) - time.Since(last.wall)
+	}
+	return 0
+}
+
+// watch begins to watch the clock from here, where it is right.
+func (o *openStore) watch(is store.Standing, last sighting) {
+	if !o.sighted.same(last) || o.base.clock.IsZero() {
+		o.sighted, o.base = last, baseline{is.Now, guard.SystemClock{}.Now().Boot}
+	}
+}
+
+func far(d time.Duration) bool { return d > maxClockStep || d < -maxClockStep }
+
 // judgeClock stops the store whose clock has gone somewhere else than time has, and
 // remembers how far the store has come.
 func (r *StoreReconciler) judgeClock(ctx context.Context, obj *v1alpha1.IdempotencyStore, o *openStore, is store.Standing, known storeMemory) error {
@@ -361,37 +410,24 @@ func (r *StoreReconciler) judgeClock(ctx context.Context, obj *v1alpha1.Idempote
 	if err != nil {
 		return fmt.Errorf("%w: the %s: %w", store.ErrUnavailable, r.Memory, err)
 	}
-	now := time.Now()
-	// What this process has not seen itself it compares with its own clock.
-	step := is.Now.Sub(last.clock) - now.Sub(last.wall)
-	apart := !last.clock.IsZero() && (step > maxClockStep || step < -maxClockStep)
-	from, to, jumped := o.engine.ClockJump()
-	own := o.sighted.same(last)
-	if own {
-		apart = jumped // it has watched since
-	}
-	if jumped && !apart && !own {
-		// Somebody has accepted the time that the store shows.
-		o.engine.AcceptClock()
-		jumped = false
-	}
-	if apart {
-		if !jumped {
-			from, to = last.clock, is.Now
-		}
-		if r.Leading() && obj.Spec.AcceptClock == last.name() {
+	_, to, jumped := o.engine.ClockJump()
+	accepts := r.Leading() && obj.Spec.AcceptClock == last.name()
+	if step := o.step(is, last); far(step) {
+		if accepts {
 			o.engine.AcceptClock()
 			return r.remember(ctx, nn, o, is)
 		}
-		err := fmt.Errorf("%w: IdempotencyStore %s: the store's clock went from %s to %s, which is more than %s away from the time that passed. Leases, windows and purges cannot be judged by it. "+
+		return fmt.Errorf("%w: IdempotencyStore %s: the store's clock shows %s and should show %s. Leases, windows and purges cannot be judged by it. "+
 			"Set the clock of %s right. Or, if the time that it shows now is right, set spec.acceptClock to %q",
-			guard.ErrClockJumped, nn, from.UTC().Format(time.RFC3339), to.UTC().Format(time.RFC3339), maxClockStep, r.place(obj), last.name())
-		o.engine.Refuse(err)
-		return err
+			guard.ErrClockJumped, nn, is.Now.UTC().Format(time.RFC3339), is.Now.Add(-step).UTC().Format(time.RFC3339), r.place(obj), last.name())
 	}
-	// From here on this process has watched.
-	o.sighted = last
-	if r.Leading() && (last.clock.IsZero() || is.Sequence != last.sequence && now.Sub(last.wall) >= sightingEvery) {
+	if jumped && !far(is.Now.Sub(to)) {
+		// The time that the engine takes for wrong is the one that was accepted since.
+		o.engine.AcceptClock()
+	}
+	o.watch(is, last)
+	if r.Leading() && (last.clock.IsZero() || accepts || is.Sequence != last.sequence && time.Since(last.wall) >= sightingEvery) {
+		// With a new sighting an acceptance is spent: it says nothing of a later jump.
 		return r.remember(ctx, nn, o, is)
 	}
 	return nil
@@ -400,9 +436,9 @@ func (r *StoreReconciler) judgeClock(ctx context.Context, obj *v1alpha1.Idempote
 // remember writes how far the store has come.
 func (r *StoreReconciler) remember(ctx context.Context, nn types.NamespacedName, o *openStore, is store.Standing) error {
 	seen := sight(is)
-	if err := r.Memory.sawStore(ctx, nn, seen); err != nil {
+	if err := r.Memory.sawStore(ctx, nn, is.Epoch, seen); err != nil {
 		return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
 	}
-	o.sighted = seen
+	o.sighted, o.base = seen, baseline{is.Now, guard.SystemClock{}.Now().Boot}
 	return nil
 }

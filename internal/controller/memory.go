@@ -35,6 +35,8 @@ const (
 	keyDomainOf = "keyDomain" // of a store
 	lossOf      = "loss"      // of a store: when its last loss of memory was accepted, and whether it is forgotten
 	seenOf      = "seen"      // of a store: how far it had come when it was last seen
+	nextOf      = "next"      // of a store: the lost epoch, and the one that takes its place
+	spentOf     = "spent"     // of a store: an acceptance that was there before the loss
 	storeOf     = "store"     // of a budget
 	budgetOf    = "budget"    // of a tool
 )
@@ -203,6 +205,8 @@ func (s storeMemory) bearer(epoch string, not types.NamespacedName) string {
 type loss struct {
 	// at is the store's time of the acceptance; zero: none was lost.
 	at time.Time
+	// epoch is that of the memory that was lost.
+	epoch string
 	// forget: no payment of that memory is looked for.
 	forget bool
 }
@@ -210,10 +214,11 @@ type loss struct {
 const forgotten = "forgotten"
 
 func (l loss) String() string {
+	text := l.at.UTC().Format(time.RFC3339Nano) + " " + l.epoch
 	if l.forget {
-		return l.at.UTC().Format(time.RFC3339Nano) + " " + forgotten
+		text += " " + forgotten
 	}
-	return l.at.UTC().Format(time.RFC3339Nano)
+	return text
 }
 
 // loss is the store's last one.
@@ -224,14 +229,14 @@ func (s storeMemory) loss(of types.NamespacedName) (loss, error) {
 		return loss{}, nil
 	}
 	words := strings.Fields(text)
-	if len(words) == 0 || len(words) > 2 || len(words) == 2 && words[1] != forgotten {
+	if len(words) < 2 || len(words) > 3 || len(words) == 3 && words[2] != forgotten {
 		return loss{}, fmt.Errorf("the key %q is not readable: %q", key, text)
 	}
 	at, err := time.Parse(time.RFC3339Nano, words[0])
 	if err != nil {
 		return loss{}, fmt.Errorf("the key %q is not readable: %w", key, err)
 	}
-	return loss{at: at, forget: len(words) == 2}, nil
+	return loss{at: at, epoch: words[1], forget: len(words) == 3}, nil
 }
 
 // sighting is how far a store had come when it was last looked at.
@@ -297,10 +302,61 @@ func (m *Memory) rememberStore(ctx context.Context, of types.NamespacedName, id 
 	return errors.Join(err, other)
 }
 
-// sawStore writes how far a store has come.
-func (m *Memory) sawStore(ctx context.Context, of types.NamespacedName, seen sighting) error {
-	return m.change(ctx, func(data map[string]string) bool {
+// sawStore writes how far the store with this epoch has come. It never goes back.
+func (m *Memory) sawStore(ctx context.Context, of types.NamespacedName, epoch string, seen sighting) error {
+	var other error
+	err := m.change(ctx, func(data map[string]string) bool {
+		other = nil
+		last, err := storeMemory(data).seen(of)
+		if is := storeMemory(data).epoch(of); err != nil || is != epoch || last.sequence > seen.sequence {
+			other = fmt.Errorf("the %s tells of epoch %q and write %d of the store by now, not %q and %d", m, is, last.sequence, epoch, seen.sequence)
+			return false
+		}
 		data[memoryKey(seenOf, of)] = seen.String()
+		return true
+	})
+	return errors.Join(err, other)
+}
+
+// acceptAs chooses the epoch of the memory that takes the place of the lost one, and
+// returns the one that was chosen first.
+func (m *Memory) acceptAs(ctx context.Context, of types.NamespacedName, lost, next string) (string, error) {
+	key := memoryKey(nextOf, of)
+	err := m.change(ctx, func(data map[string]string) bool {
+		if words := strings.Fields(data[key]); len(words) == 2 && words[0] == lost {
+			next = words[1]
+			return false
+		}
+		data[key] = lost + " " + next
+		return true
+	})
+	return next, err
+}
+
+// forget says that no payment of the lost memory is looked for any more.
+func (m *Memory) forget(ctx context.Context, of types.NamespacedName, l loss) error {
+	return m.change(ctx, func(data map[string]string) bool {
+		was, err := storeMemory(data).loss(of)
+		if err != nil || was.epoch != l.epoch || was.forget {
+			return false
+		}
+		was.forget = true
+		data[memoryKey(lossOf, of)] = was.String()
+		return true
+	})
+}
+
+// spend notes that an acceptance of this epoch was there while the epoch was not lost: it
+// says nothing of a later loss. "": there is none any more.
+func (m *Memory) spend(ctx context.Context, of types.NamespacedName, epoch string) error {
+	key := memoryKey(spentOf, of)
+	return m.change(ctx, func(data map[string]string) bool {
+		if data[key] == epoch {
+			return false
+		}
+		if data[key] = epoch; epoch == "" {
+			delete(data, key)
+		}
 		return true
 	})
 }
@@ -317,6 +373,8 @@ func (m *Memory) acceptLoss(ctx context.Context, of types.NamespacedName, lost s
 		data[memoryKey(epochOf, of)] = id.Epoch
 		data[memoryKey(keyDomainOf, of)] = id.KeyDomain
 		data[memoryKey(lossOf, of)] = l.String()
+		delete(data, memoryKey(nextOf, of))
+		delete(data, memoryKey(spentOf, of))
 		data[memoryKey(seenOf, of)] = seen.String()
 		return true
 	})

@@ -17,6 +17,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -51,8 +52,10 @@ type openStore struct {
 	engine   *guard.Engine
 	// served says that the engine is in service, if only to refuse calls.
 	served bool
-	// sighted is what this process itself has remembered of the store.
+	// sighted is the sighting that this process has agreed with, and base what the clock
+	// showed then.
 	sighted sighting
+	base    baseline
 }
 
 // secretTimeout bounds a look at a Secret for a new connection.
@@ -97,7 +100,16 @@ func (r *StoreReconciler) settingsOf(ctx context.Context, obj *v1alpha1.Idempote
 			return s, err
 		}
 		s.Postgres = o
-		if err := enc.Encode([]any{o.DSN, o.Schema, o.RootCA}); err != nil {
+		// The password is asked for at each connection.
+		password, err := postgres.PasswordOf(o.DSN)
+		if err != nil {
+			return s, err
+		}
+		dsn := o.DSN
+		if password != "" {
+			dsn = strings.ReplaceAll(dsn, password, "")
+		}
+		if err := enc.Encode([]any{dsn, o.Schema, o.RootCA}); err != nil {
 			return s, err
 		}
 	}
