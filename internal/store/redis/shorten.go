@@ -12,6 +12,8 @@ import (
 	"io"
 	"strings"
 	"sync"
+
+	stateless "github.com/klauspost/compress/flate"
 )
 
 // worthwhile is the least length of a header that is deflated.
@@ -30,14 +32,6 @@ const dictionary = `"disputed":true"refundOwed":true"hold":1,"state":"Registered
 	`"intentID":"","state":"Succeeded","scope":["/order/"],"lineage":"/call-","amount":{"value":"","currency":"USD"},` +
 	`"recipient":"","fingerprint":"sha256:0123456789abcdef","identityHash":"sha256:","amountHash":"sha256:",` +
 	`"recipientHash":"sha256:`
-
-var deflaters = sync.Pool{New: func() any {
-	w, err := flate.NewWriterDict(io.Discard, flate.DefaultCompression, []byte(dictionary))
-	if err != nil {
-		panic(err) // The level is one that there is.
-	}
-	return w
-}}
 
 // inflaters are used again: one has 44 KiB, which is more than all else of a Get.
 var inflaters = sync.Pool{New: func() any { return flate.NewReaderDict(strings.NewReader(""), []byte(dictionary)) }}
@@ -58,12 +52,10 @@ func packHeader(header []byte, settled bool) string {
 		return ""
 	}
 	if settled && len(header) >= worthwhile {
+		// The standard library's writer first clears 640 KiB, for a text of less than one.
 		var b bytes.Buffer
 		b.WriteByte(headerDeflated)
-		w := deflaters.Get().(*flate.Writer)
-		defer deflaters.Put(w)
-		w.Reset(&b)
-		if _, err := w.Write(header); err == nil && w.Close() == nil && b.Len() <= len(header) {
+		if err := stateless.StatelessDeflate(&b, header, true, []byte(dictionary)); err == nil && b.Len() <= len(header) {
 			return b.String()
 		}
 	}
