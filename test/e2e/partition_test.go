@@ -58,9 +58,13 @@ func ip(ctx context.Context, args ...string) {
 	Expect(err).NotTo(HaveOccurred(), "ip %s: %s (is the package iproute2 installed?)", strings.Join(args, " "), out)
 }
 
+var networks int
+
 func newNetwork(ctx context.Context) *network {
 	GinkgoHelper()
-	id := os.Getpid() % 50000
+	// A name of its own each time: the kernel takes an old link away some time after its namespace.
+	networks++
+	id := (os.Getpid() + networks) % 50000
 	n := &network{
 		name: fmt.Sprint("holdfast-", id), near: fmt.Sprint("hf", id, "a"), far: fmt.Sprint("hf", id, "b"),
 		subnet: fmt.Sprintf("10.%d.%d", 200+id/256%50, id%256),
