@@ -90,31 +90,32 @@ func pay(b *testing.B, s *bolt.Store, from, to, writers int) {
 // BenchmarkSettled says what a payment takes of processor time, with so many settled.
 func BenchmarkSettled(b *testing.B) {
 	for _, settled := range []int{1_000, 100_000} {
+		path := filepath.Join(b.TempDir(), "store.db")
+		open := func(opts bolt.Options) *bolt.Store {
+			s, err := bolt.Open(path, opts)
+			if err != nil {
+				b.Fatal(err)
+			}
+			return s
+		}
+		s, made := open(bolt.Options{NoSync: true}), settled
+		if _, err := s.Initialise(context.Background(), store.Identity{Epoch: "e", KeyDomain: "d"}); err != nil {
+			b.Fatal(err)
+		}
+		pay(b, s, 0, made, 256)
+		if err := s.Close(); err != nil {
+			b.Fatal(err)
+		}
 		b.Run(fmt.Sprintf("settled=%d", settled), func(b *testing.B) {
-			path := filepath.Join(b.TempDir(), "store.db")
-			open := func(opts bolt.Options) *bolt.Store {
-				s, err := bolt.Open(path, opts)
-				if err != nil {
-					b.Fatal(err)
-				}
-				return s
-			}
-			s := open(bolt.Options{NoSync: true})
-			if _, err := s.Initialise(context.Background(), store.Identity{Epoch: "e", KeyDomain: "d"}); err != nil {
-				b.Fatal(err)
-			}
-			pay(b, s, 0, settled, 256)
-			if err := s.Close(); err != nil {
-				b.Fatal(err)
-			}
-			s = open(bolt.Options{})
+			s := open(bolt.Options{})
 			var before, after syscall.Rusage
 			if err := syscall.Getrusage(syscall.RUSAGE_SELF, &before); err != nil {
 				b.Fatal(err)
 			}
 			b.ResetTimer()
-			pay(b, s, settled, settled+b.N, 64)
+			pay(b, s, made, made+b.N, 64)
 			b.StopTimer()
+			made += b.N
 			if err := syscall.Getrusage(syscall.RUSAGE_SELF, &after); err != nil {
 				b.Fatal(err)
 			}

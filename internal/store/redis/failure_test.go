@@ -500,7 +500,7 @@ func TestKeyOfAnotherType(t *testing.T) {
 	s := newServer(t, debug...)
 	client := s.client(t)
 	// More marks than one value holds, and as many as it holds.
-	const many, most = 40, 32
+	const many, most = 104, 96
 	fill := func(namespace string) (*redis.Store, store.Write) {
 		st := s.used(t, func(o *redis.Options) { o.Namespace = namespace })
 		before := plain("present", 1)

@@ -57,7 +57,7 @@ const (
 	// lua/prelude.lua.
 	mostVersions  = 1 << 46
 	unsettledRank = 1 << 47
-	mostLatest    = 32
+	mostLatest    = 96
 
 	// The flags of a record, and those of each of its marks.
 	flagHeld      = 1

@@ -4,6 +4,7 @@ package redis
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"strconv"
 	"strings"
@@ -114,7 +115,7 @@ func arguments(w store.Write, probes []store.Probe, covered uint64) ([]string, e
 	if marks.ownEnds {
 		flags |= flagOwnEnds
 	}
-	args := make([]string, 0, 18+3*len(w.Meters)+2*len(probes)+2*len(marks.strings))
+	args := make([]string, 0, 21+3*len(w.Meters))
 	firsts := make([]byte, len(probes))
 	for i, p := range probes {
 		firsts[i] = '0'
@@ -127,18 +128,21 @@ func arguments(w store.Write, probes []store.Probe, covered uint64) ([]string, e
 		heldEntry(w.Key, id), w.Key, header, body, marks.marks, strconv.FormatInt(marks.end, 10),
 		strconv.FormatUint(covered, 10), string(firsts),
 		strconv.Itoa(len(w.Meters)), strconv.Itoa(len(probes)), strconv.Itoa(len(marks.strings)))
-	for _, p := range probes {
-		args = append(args, hash(p.String))
-	}
-	args = append(args, marks.strings...)
-	for _, p := range probes {
-		except := ""
+	asked := make([]byte, 0, (len(probes)+len(marks.strings))*hashSize)
+	excepted := make([]byte, len(probes)*hashSize)
+	for i, p := range probes {
+		asked = append(asked, hash(p.String)...)
 		if p.Except != "" {
-			except = hash(p.Except)
+			copy(excepted[i*hashSize:], hash(p.Except))
 		}
-		args = append(args, except)
 	}
-	args = append(args, marks.alone...)
+	var alone []byte
+	for i, text := range marks.strings {
+		value := marks.alone[i]
+		asked = append(asked, text...)
+		alone = append(binary.BigEndian.AppendUint32(alone, uint32(len(value))), value...)
+	}
+	args = append(args, string(asked), string(excepted), string(alone))
 	for _, m := range w.Meters {
 		amount, err := canonical(m.Amount)
 		if err != nil {

@@ -11,14 +11,13 @@
 local MAXHITS, PAGE = 64, 256
 
 -- search returns nil, or what was hit: count, whether each probe was hit, and the
--- most telling records with their probes. n probes have their strings from
--- ARGV[first] on, the values of these, their excepted tags from ARGV[excepted] on, and
--- firsts; own is the record that is not hit; covered is the highest stamp passed over.
-local function search(first, n, values, excepted, firsts, own, covered, ms)
+-- most telling records with their probes. The first n of strings are those of the
+-- probes, with the values of these, a function that gives their excepted tags, and firsts; own is the record that is not hit; covered is the highest stamp passed over.
+local function search(strings, n, values, excepted, firsts, own, covered, ms)
   local probes, byString = {}, {}
   for i = 1, n do
-    local hash = ARGV[first + i - 1]
-    local p = {except = ARGV[excepted + i - 1], first = sub(firsts, i, i) == '1', groups = {}}
+    local hash = strings[i]
+    local p = {except = excepted(i), first = sub(firsts, i, i) == '1', groups = {}}
     probes[i] = p
     local of = byString[hash]
     if not of then

@@ -17,11 +17,12 @@ local FORMAT, RECORD = '1', 1
 local MOST, UNSETTLED = 70368744177664, 140737488355328
 -- A string has at most LARGE marks in its value; when there are more, all but SMALL
 -- are moved to where there can be many.
-local LARGE, SMALL = 32, 16
+local LARGE, SMALL = 96, 48
 -- Flags of a record: the last says that some of its marks have ends of their own.
 local HELD, NOTSETTLED, OWNENDS = 1, 2, 4
 -- HASH is the length of an id, of a mark's, a tag's and a meter's hash.
 local HASH = 12
+local NOTAG = rep('\0', HASH)
 
 -- The process that asks (see process.go): its name, the count of its writes that it
 -- was told of, the ticket of this question, and up to which one they are void.
@@ -198,6 +199,26 @@ local function find(ids, id)
       return i
     end
   end
+end
+
+-- split takes n values, each packed so, out of a string.
+local function split(as, n, packed)
+  if n == 0 then
+    return {}
+  end
+  local values, at = {}, 1
+  for i = 1, n, 100 do
+    local k = math.min(100, n - i + 1)
+    local part = {unpackFrom(rep(as, k), packed, at)}
+    at, part[k + 1] = part[k + 1], nil
+    if k == n then
+      return part
+    end
+    for j = 1, k do
+      values[i + j - 1] = part[j]
+    end
+  end
+  return values
 end
 
 -- fetch reads fields of a hash, which are some of these strings; false if absent.

@@ -5,9 +5,10 @@
 -- ("replace", "keep", or "remove": of the whole record), the record's id, due,
 -- flags, its entry among the held, key, header, body, marks, their common end, the
 -- highest stamp passed over, of each probe 1 if its hits come first; how many meters,
--- probes, and strings with marks there are; the hashes of the probes and of the
--- strings; of each probe the hash of the excepted tag or ''; of each string its value
--- if nobody else has marks of it; of each meter: hash, amount, limit or ''.
+-- probes, and strings with marks there are; in one argument each, because every one
+-- takes its time: the hashes of the probes and of the strings; of each probe the hash of
+-- the excepted tag or zeros; of each string, after its length, its value if nobody else
+-- has marks of it; then of each meter: hash, amount, limit or ''.
 -- → the count, and then: 'written', time, version; 'mismatch', time, record, body;
 -- 'blocked', time, watermark, and what search returned; 'full', time, index;
 -- 'epoch', the store's.
@@ -45,11 +46,13 @@ if (have and have.version or 0) ~= tonumber(ARGV[4]) then
 end
 
 local meters, probes, n = tonumber(ARGV[18]), tonumber(ARGV[19]), tonumber(ARGV[20])
-local STRINGS = 21 + probes
-local EXCEPTED = STRINGS + n
-local ALONE = EXCEPTED + probes
-local METERS = ALONE + n
-local values = fetch(KEYS[7], ARGV, 21, EXCEPTED - 1)
+local METERS = 24
+local asked = split('c' .. HASH, probes + n, ARGV[21])
+local values = fetch(KEYS[7], asked, 1, probes + n)
+local function excepted(i)
+  local tag = sub(ARGV[22], (i - 1) * HASH + 1, i * HASH)
+  return tag ~= NOTAG and tag or ''
+end
 
 -- Probes. Mostly there is nothing under what is probed for, or nothing but what the
 -- probe excepts and what the record itself has left.
@@ -57,7 +60,7 @@ local found = false
 for i = 1, probes do
   local v = values[i]
   if v then
-    local except = ARGV[EXCEPTED + i - 1]
+    local except = excepted(i)
     if except == '' then
       found = found or #v ~= 1 + HASH or sub(v, 2) ~= id
     else
@@ -71,7 +74,7 @@ for i = 1, probes do
   end
 end
 if found then
-  local hit = search(21, probes, values, EXCEPTED, ARGV[17], id, covered, math.floor(micros / 1000))
+  local hit = search(asked, probes, values, excepted, ARGV[17], id, covered, math.floor(micros / 1000))
   if hit then
     return {m.count, 'blocked', micros, m.sequence, unpack(hit)}
   end
@@ -131,11 +134,11 @@ end
 -- Marks: the strings of which the record has some, before or after, the value of
 -- each, what it would be without others, '' if the record leaves it, and the tags that
 -- the record had there.
-local strings, current, alone, had = {}, {}, {}, {}
+local strings, current, alone, had = {}, {}, split('>I4c0', n, ARGV[23]), {}
 local marks, ends, flags = ARGV[14], tonumber(ARGV[15]), tonumber(ARGV[9])
 local oldMarks = have and have.marks or ''
 for i = 1, n do
-  strings[i], current[i], alone[i] = ARGV[STRINGS + i - 1], values[probes + i], ARGV[ALONE + i - 1]
+  strings[i], current[i] = asked[probes + i], values[probes + i]
 end
 if mode == 'keep' then
   marks, ends = oldMarks, have and have.ends or 0
