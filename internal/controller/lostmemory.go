@@ -414,6 +414,10 @@ func (r *StoreReconciler) judgeClock(ctx context.Context, obj *v1alpha1.Idempote
 	accepts := r.Leading() && obj.Spec.AcceptClock == last.name()
 	if step := o.step(is, last); far(step) {
 		if accepts {
+			// The engine accepts what it has heard.
+			if _, _, err := o.engine.Holds(ctx, ""); err != nil {
+				return err
+			}
 			o.engine.AcceptClock()
 			return r.remember(ctx, nn, o, is)
 		}
