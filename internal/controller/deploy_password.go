@@ -7,7 +7,6 @@ package controller
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -106,9 +105,11 @@ func (d *Deployer) setRedisPasswords(ctx context.Context, s *v1alpha1.Idempotenc
 		ForceSingleClient: true, DisableCache: true, DisableRetry: true, ClientSetInfo: valkey.DisableClientSetInfo,
 	}
 	if s.Spec.Redis.Deploy.TLS != nil {
-		roots := x509.NewCertPool()
-		roots.AppendCertsFromPEM(ca)
-		opts.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, ServerName: workload.Host(s)}
+		config, err := clientTLS(string(ca), workload.Host(s))
+		if err != nil {
+			return err
+		}
+		opts.TLSConfig = config
 	}
 	opts.DialCtxFn = func(_ context.Context, address string, _ *net.Dialer, config *tls.Config) (net.Conn, error) {
 		conn, err := d.dial(ctx, s.Namespace, "tcp", address)

@@ -345,7 +345,7 @@ func (n *node) use(st store.Store) {
 }
 
 type selfJudging interface {
-	Durability(context.Context) ([]store.Finding, error)
+	Durability(context.Context) (store.Durability, error)
 }
 
 // servers are the stores whose server is started.
@@ -384,7 +384,7 @@ func TestRenderedServer(t *testing.T) {
 		st := n.open()
 		n.use(st)
 		found, err := st.(selfJudging).Durability(w.ctx)
-		if must(t, err); len(found) > 0 {
+		if must(t, err); len(found.Findings) > 0 {
 			t.Errorf("what the operator deploys should be durable: %s", asJSON(found))
 		}
 		must(t, n.probe("alive"))

@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 	"github.com/holdfast-dev/holdfast/internal/store"
+	"github.com/holdfast-dev/holdfast/internal/workload"
 )
 
 // The reasons of the condition Durable, and of findings made here.
@@ -32,27 +33,22 @@ const (
 
 // embeddedDurability looks at the file system of the embedded store's file. What the
 // store writes it syncs; what it cannot know is whether the disk stays.
-func embeddedDurability(path string) ([]store.Finding, error) {
+func embeddedDurability(path string) (store.Durability, error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(filepath.Dir(path), &fs); err != nil {
-		return nil, fmt.Errorf("look at the file system of %s: %w", path, err)
+		return store.Durability{}, fmt.Errorf("look at the file system of %s: %w", path, err)
 	}
-	switch fs.Type {
-	case unix.TMPFS_MAGIC, unix.RAMFS_MAGIC:
-		return []store.Finding{{
-			Reason: reasonEphemeralVolume, Loses: true,
-			Text: fmt.Sprintf("%s is in memory (tmpfs): a restart of the machine or pod loses it; give --data-dir a directory on a lasting volume", path),
-		}}, nil
-	case unix.OVERLAYFS_SUPER_MAGIC:
+	where := ""
+	switch {
+	case fs.Type == unix.TMPFS_MAGIC, fs.Type == unix.RAMFS_MAGIC:
+		where = "in memory (tmpfs): a restart of the machine or pod loses it; give --data-dir a directory on a lasting volume"
+	case fs.Type == unix.OVERLAYFS_SUPER_MAGIC && os.Getenv("KUBERNETES_SERVICE_HOST") != "":
 		// In a pod that is the container's own layer, which goes with the container.
-		if os.Getenv("KUBERNETES_SERVICE_HOST") != "" {
-			return []store.Finding{{
-				Reason: reasonEphemeralVolume, Loses: true,
-				Text: fmt.Sprintf("%s is in the container's own file system, which goes with the container; give --data-dir a directory on a PersistentVolumeClaim", path),
-			}}, nil
-		}
+		where = "in the container's own file system, which goes with the container; give --data-dir a directory on a PersistentVolumeClaim"
+	default:
+		return store.Durability{}, nil
 	}
-	return nil, nil
+	return store.Durability{Findings: []store.Finding{{Reason: reasonEphemeralVolume, Loses: true, Text: path + " is " + where}}}, nil
 }
 
 // losing is the first finding that could lose a write; nil: none.
@@ -66,58 +62,44 @@ func losing(found []store.Finding) *store.Finding {
 }
 
 // judgeDurability gathers the findings of everybody who knows.
-func (r *StoreReconciler) judgeDurability(ctx context.Context, obj *v1alpha1.IdempotencyStore, o *openStore) ([]store.Finding, bool, error) {
-	found, err := o.durability(ctx)
-	if err != nil {
-		return nil, false, err
-	}
-	replicated := false
-	if o.replicated != nil {
-		if replicated, err = o.replicated(ctx); err != nil {
-			return nil, false, err
-		}
-	}
-	if !r.Leading() {
-		return found, replicated, nil
+func (r *StoreReconciler) judgeDurability(ctx context.Context, obj *v1alpha1.IdempotencyStore, o *openStore) (store.Durability, error) {
+	d, err := o.durability(ctx)
+	if err != nil || !r.Leading() {
+		return d, err
 	}
 	// What the cluster knows only the leader asks; the others read it in the status.
 	if p := obj.Spec.Postgres; p != nil && p.External != nil && p.External.CloudNativePG != nil {
 		more, err := CloudNativePG(ctx, r.Live, obj.Namespace, p.External.CloudNativePG.Name)
 		if err != nil {
-			return nil, false, err
+			return d, err
 		}
-		found = append(found, more...)
+		d.Findings = append(d.Findings, more...)
 	}
-	if deployed(obj) {
+	if workload.Deployed(obj) {
 		more, err := r.Deployer.Volume(ctx, obj)
 		if err != nil {
-			return nil, false, err
+			return d, err
 		}
-		found = append(found, more...)
+		d.Findings = append(d.Findings, more...)
 	}
-	return found, replicated, nil
+	return d, nil
 }
 
 // judgedByCluster says that only the cluster knows whether acknowledged writes stay.
 func judgedByCluster(obj *v1alpha1.IdempotencyStore) bool {
-	return deployed(obj) || obj.Spec.Postgres != nil && obj.Spec.Postgres.External != nil && obj.Spec.Postgres.External.CloudNativePG != nil
-}
-
-// deployed says that the operator runs the store's server.
-func deployed(obj *v1alpha1.IdempotencyStore) bool {
-	return obj.Spec.Redis != nil && obj.Spec.Redis.Deploy != nil || obj.Spec.Postgres != nil && obj.Spec.Postgres.Deploy != nil
+	return workload.Deployed(obj) || obj.Spec.Postgres != nil && obj.Spec.Postgres.External != nil && obj.Spec.Postgres.External.CloudNativePG != nil
 }
 
 // durabilityStatus is how the findings are shown.
-func durabilityStatus(found []store.Finding, replicated bool) *v1alpha1.StoreDurability {
+func durabilityStatus(found store.Durability) *v1alpha1.StoreDurability {
 	d := &v1alpha1.StoreDurability{Class: v1alpha1.DurabilitySingleNode}
 	switch {
-	case losing(found) != nil:
+	case losing(found.Findings) != nil:
 		d.Class = v1alpha1.DurabilityAtRisk
-	case replicated:
+	case found.Replicated:
 		d.Class = v1alpha1.DurabilityReplicated
 	}
-	for _, f := range found[:min(len(found), maxFindings)] {
+	for _, f := range found.Findings[:min(len(found.Findings), maxFindings)] {
 		severity := v1alpha1.FindingWarns
 		if f.Loses {
 			severity = v1alpha1.FindingLoses

@@ -31,6 +31,7 @@ import (
 	"github.com/holdfast-dev/holdfast/internal/guard"
 	"github.com/holdfast-dev/holdfast/internal/policy"
 	"github.com/holdfast-dev/holdfast/internal/store"
+	"github.com/holdfast-dev/holdfast/internal/workload"
 )
 
 // The reasons of an IdempotencyStore's conditions.
@@ -129,10 +130,10 @@ type visit struct {
 	epoch string
 	// accepting says how far the acceptance of a loss has come.
 	accepting string
-	found     []store.Finding
-	// judged says that found and replicated are of this visit.
-	judged, replicated bool
-	deployed           *Deployed
+	found     store.Durability
+	// judged says that found is of this visit.
+	judged   bool
+	deployed *Deployed
 }
 
 // Reconcile opens the store if need be, judges it, and serves it or says why not.
@@ -245,8 +246,8 @@ func (r *StoreReconciler) status(ctx context.Context, obj *v1alpha1.IdempotencyS
 		set.set(v1alpha1.ConditionEpochAccepted, metav1.ConditionUnknown, reasonUnavailable, "The store could not be read.")
 	}
 	if v.judged {
-		next.Durability = durabilityStatus(v.found, v.replicated)
-		durableCondition(set, v.found, obj.Spec.DurabilityPolicy)
+		next.Durability = durabilityStatus(v.found)
+		durableCondition(set, v.found.Findings, obj.Spec.DurabilityPolicy)
 	} else if was := find(obj.Status.Conditions, v1alpha1.ConditionDurable); was != nil && (was.Reason == reasonLoses ||
 		was.ObservedGeneration == obj.Generation && (was.Reason == reasonDurable || was.Reason == reasonNotRefused)) {
 		// What was found stands until somebody has looked again.
@@ -302,7 +303,7 @@ func (r *StoreReconciler) look(parent context.Context, obj *v1alpha1.Idempotency
 	if obj.Spec.Embedded != nil && !r.AllInOne {
 		return v, fail(errNeedsAllInOne)
 	}
-	if r.Leading() && deployed(obj) {
+	if r.Leading() && workload.Deployed(obj) {
 		d, err := r.Deployer.Apply(ctx, obj)
 		if err != nil {
 			return v, failNew(fmt.Errorf("%w: what the store runs on could not be made: %w", store.ErrUnavailable, err))
@@ -377,12 +378,12 @@ func (r *StoreReconciler) look(parent context.Context, obj *v1alpha1.Idempotency
 	} else if err != nil {
 		return v, failNew(err)
 	}
-	v.found, v.replicated, err = r.judgeDurability(ctx, obj, o)
+	v.found, err = r.judgeDurability(ctx, obj, o)
 	if err != nil {
 		return v, failNew(fmt.Errorf("%w: judge how durable it is: %w", store.ErrUnavailable, err))
 	}
 	v.judged = true
-	if err := notDurable(obj, v.found, r.Leading()); err != nil {
+	if err := notDurable(obj, v.found.Findings, r.Leading()); err != nil {
 		return v, r.refuse(nn, o, err)
 	}
 	o.engine.Resume()
@@ -402,6 +403,13 @@ func (r *StoreReconciler) serve(nn types.NamespacedName, o *openStore) {
 	r.Engines.Put(nn.Namespace, nn.Name, o.engine)
 }
 
+// after is how an engine is set up after this loss.
+func (r *StoreReconciler) after(l loss) guard.Options {
+	o := r.Options
+	o.LostAt, o.ForgetLost = l.at, l.forget
+	return o
+}
+
 // engine gives the store an engine, if it has none that is as it must be now.
 func (r *StoreReconciler) engine(ctx context.Context, obj *v1alpha1.IdempotencyStore, o *openStore, standing store.Standing, known storeMemory) error {
 	nn := client.ObjectKeyFromObject(obj)
@@ -416,8 +424,7 @@ func (r *StoreReconciler) engine(ctx context.Context, obj *v1alpha1.IdempotencyS
 		return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
 	}
 	if o.engine == nil || o.identity != id || !o.lost.at.Equal(l.at) || o.lost.forget != l.forget {
-		options := r.Options
-		options.LostAt, options.ForgetLost = l.at, l.forget
+		options := r.after(l)
 		if !last.clock.IsZero() {
 			// So that an engine that begins while the clock is wrong ages and purges nothing.
 			options.StoreClock = standing.Now.Add(-o.step(standing, last))

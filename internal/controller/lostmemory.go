@@ -230,9 +230,7 @@ func (r *StoreReconciler) accept(ctx context.Context, obj *v1alpha1.IdempotencyS
 		return v, errors.Join(cause, fmt.Errorf("the store carries epoch %s, and should carry %s: %w", is.Epoch, id.Epoch, errors.Join(store.ErrUnavailable, err)))
 	}
 	l := loss{at: is.Now, epoch: v.epoch, forget: obj.Spec.ForgetEpoch == v.epoch}
-	options := r.Options
-	options.LostAt, options.ForgetLost = l.at, l.forget
-	engine := guard.New(o.store, id, options)
+	engine := guard.New(o.store, id, r.after(l))
 	if err := r.reimport(ctx, nn, engine, known); err != nil {
 		return v, errors.Join(cause, fmt.Errorf("hold again what is held: %w", err))
 	}

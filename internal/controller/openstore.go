@@ -41,9 +41,7 @@ type openStore struct {
 	// settings are a digest of what it was opened from.
 	settings string
 	// durability looks for what could lose an acknowledged write.
-	durability func(context.Context) ([]store.Finding, error)
-	// replicated says whether acknowledged writes are on several nodes; nil: never.
-	replicated func(context.Context) (bool, error)
+	durability func(context.Context) (store.Durability, error)
 	// file is the embedded store's.
 	file os.FileInfo
 	// identity is the one under which the engine was made, and lost the loss before it.
@@ -234,7 +232,7 @@ func (r *StoreReconciler) openAs(s settings, remembered bool) (*openStore, error
 		if err != nil {
 			return nil, err
 		}
-		o.store, o.durability, o.replicated = st, st.Durability, st.Replicated
+		o.store, o.durability = st, st.Durability
 	default:
 		if _, err := os.Stat(s.Embedded); errors.Is(err, fs.ErrNotExist) && remembered {
 			return nil, errNoFile
@@ -247,7 +245,7 @@ func (r *StoreReconciler) openAs(s settings, remembered bool) (*openStore, error
 			return nil, errors.Join(err, st.Close())
 		}
 		o.store = st
-		o.durability = func(context.Context) ([]store.Finding, error) { return embeddedDurability(s.Embedded) }
+		o.durability = func(context.Context) (store.Durability, error) { return embeddedDurability(s.Embedded) }
 	}
 	return o, nil
 }

@@ -208,14 +208,3 @@ func (e *Engine) AcceptClock() {
 	c.turn++
 	c.jumped, c.low, c.high, c.agreed = false, c.jumpLow, c.jumpHigh, c.turn
 }
-
-// StoreTime is what the store's clock shows by now, as far as this process has heard.
-func (e *Engine) StoreTime() (time.Time, bool) {
-	boot := e.o.Clock.Now().Boot
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.clock.time.IsZero() {
-		return time.Time{}, false
-	}
-	return e.clock.time.Add(boot - e.clock.heardAt), true
-}

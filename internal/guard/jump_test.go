@@ -269,6 +269,17 @@ func TestAJumpWhileNoProcessWasRunning(t *testing.T) {
 	s.send(s.call("intent-1", "order/9"))
 }
 
+// StoreTime is what the store's clock shows by now, as far as this process has heard.
+func (e *Engine) StoreTime() (time.Time, bool) {
+	boot := e.o.Clock.Now().Boot
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.clock.time.IsZero() {
+		return time.Time{}, false
+	}
+	return e.clock.time.Add(boot - e.clock.heardAt), true
+}
+
 func TestTheStoresTime(t *testing.T) {
 	s := tell(t)
 	if now, ok := s.StoreTime(); ok {

@@ -47,20 +47,20 @@ const factsQuery = `SELECT pg_is_in_recovery(), current_setting('fsync'), curren
 // Durability looks for what could lose an acknowledged write; none is good. It cannot
 // see what the server does not know: a disk that forgets, or a standby that is
 // preferred by its operator but not required.
-func (s *Store) Durability(ctx context.Context) ([]store.Finding, error) {
+func (s *Store) Durability(ctx context.Context) (store.Durability, error) {
 	f, err := call(ctx, s, "judge durability", writeID{}, func(ctx context.Context, c *pgx.Conn) (facts, error) {
 		return s.facts(ctx, c)
 	})
 	if errors.Is(err, errReadOnly) {
 		// Is that a standby? The pool does not connect to one.
 		if f, err = s.factsOfAnyServer(ctx); err == nil && !f.standby {
-			return nil, unavailable("judge durability", errReadOnly)
+			return store.Durability{}, unavailable("judge durability", errReadOnly)
 		}
 	}
 	if err != nil {
-		return nil, unavailable("judge durability", err)
+		return store.Durability{}, unavailable("judge durability", err)
 	}
-	return f.findings(), nil
+	return store.Durability{Findings: f.findings(), Replicated: f.replicated()}, nil
 }
 
 func (s *Store) facts(ctx context.Context, c *pgx.Conn) (facts, error) {
@@ -81,16 +81,9 @@ func (s *Store) factsOfAnyServer(ctx context.Context) (f facts, err error) {
 	return s.facts(ctx, c)
 }
 
-// Replicated says whether acknowledged writes are on a standby's disk, too.
-func (s *Store) Replicated(ctx context.Context) (bool, error) {
-	f, err := call(ctx, s, "judge durability", writeID{}, func(ctx context.Context, c *pgx.Conn) (facts, error) {
-		return s.facts(ctx, c)
-	})
-	if err != nil {
-		return false, unavailable("judge durability", err)
-	}
-	// With names in it, a commit waits for one of them.
-	return f.synchronousNames != "" && (f.commit == "on" || f.commit == "remote_apply"), nil
+// replicated: with names in it, a commit waits for one of these standbys.
+func (f facts) replicated() bool {
+	return f.synchronousNames != "" && (f.commit == "on" || f.commit == "remote_apply")
 }
 
 func (f facts) findings() []store.Finding {

@@ -126,6 +126,19 @@ func newValues(a *arguments, locks int) *values {
 	}
 }
 
+// record are the new record's values, from its nonce on, with its marks.
+func (v *values) record(a *arguments) {
+	v.text(a.nonce)
+	v.numberOrNull(a.due)
+	v.truth(a.held)
+	v.truth(a.unsettled)
+	v.bytes(a.header)
+	v.bytes(a.body)
+	v.digests(a.strings)
+	v.digests(a.tags)
+	v.number(a.until)
+}
+
 var binaryFormat = []int16{pgtype.BinaryFormatCode}
 
 // quickly asks one of the statements; nothing was done if the answer is not done.
@@ -173,15 +186,7 @@ func (a *arguments) reserveQuickly(ctx context.Context, c *pgx.Conn, highest uin
 	v.text(a.epoch)
 	v.digest(a.digest)
 	v.text(a.key)
-	v.text(a.nonce)
-	v.numberOrNull(a.due)
-	v.truth(a.held)
-	v.truth(a.unsettled)
-	v.bytes(a.header)
-	v.bytes(a.body)
-	v.digests(a.strings)
-	v.digests(a.tags)
-	v.number(a.until)
+	v.record(a)
 	var probes, ranges, from, to []digest
 	for _, p := range a.probes {
 		if p.except == (digest{}) {
@@ -233,14 +238,6 @@ func (a *arguments) settleQuickly(ctx context.Context, c *pgx.Conn, highest uint
 	v.digest(a.digest)
 	v.text(a.key)
 	v.number(a.expected)
-	v.text(a.nonce)
-	v.numberOrNull(a.due)
-	v.truth(a.held)
-	v.truth(a.unsettled)
-	v.bytes(a.header)
-	v.bytes(a.body)
-	v.digests(a.strings)
-	v.digests(a.tags)
-	v.number(a.until)
+	v.record(a)
 	return settleStatement.quickly(ctx, c, v)
 }

@@ -287,7 +287,8 @@ func TestRoleWithFewRights(t *testing.T) {
 		t.Error(err)
 	}
 	// Neither of the role's settings got through.
-	findings, err := s.Durability(context.Background())
+	d, err := s.Durability(context.Background())
+	findings := d.Findings
 	if err != nil || slices.ContainsFunc(findings, func(f store.Finding) bool { return strings.Contains(f.Text, "synchronous_commit") }) {
 		t.Errorf("Durability: %v, %v", findings, err)
 	}
@@ -301,7 +302,7 @@ func TestDurability(t *testing.T) {
 			t.Fatal(err)
 		}
 		var texts []string
-		for _, f := range found {
+		for _, f := range found.Findings {
 			if !f.Loses || f.Reason == "" {
 				t.Errorf("%+v loses nothing, or has no reason", f)
 			}
@@ -338,8 +339,8 @@ func TestDurability(t *testing.T) {
 		return nil
 	})
 	is(findings(s), "1 replicas are attached, and synchronous_standby_names is empty")
-	if replicated, err := s.Replicated(context.Background()); err != nil || replicated {
-		t.Errorf("replicated: %t, %v", replicated, err)
+	if d, err := s.Durability(context.Background()); err != nil || d.Replicated {
+		t.Errorf("replicated: %t, %v", d.Replicated, err)
 	}
 	is(findings(open(t, postgres.Options{DSN: follower.dsn("postgres")})), "the server is a standby")
 	primary.exec(t, "postgres", "ALTER SYSTEM SET synchronous_standby_names = 'second'", "SELECT pg_reload_conf()")
@@ -350,8 +351,8 @@ func TestDurability(t *testing.T) {
 		return nil
 	})
 
-	if replicated, err := s.Replicated(context.Background()); err != nil || !replicated {
-		t.Errorf("replicated: %t, %v", replicated, err)
+	if d, err := s.Durability(context.Background()); err != nil || !d.Replicated {
+		t.Errorf("replicated: %t, %v", d.Replicated, err)
 	}
 
 	primary.exec(t, "postgres", "ALTER SYSTEM SET full_page_writes = off", "ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()")

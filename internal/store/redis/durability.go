@@ -39,7 +39,7 @@ const headroom = 80
 
 // Durability asks the server that holds the store; no findings: what is answered
 // as written is on its disk, and stays. It cannot see what the disk itself promises.
-func (s *Store) Durability(ctx context.Context) ([]store.Finding, error) {
+func (s *Store) Durability(ctx context.Context) (store.Durability, error) {
 	var info string
 	var config map[string]string
 	var configErr error
@@ -61,9 +61,9 @@ func (s *Store) Durability(ctx context.Context) ([]store.Finding, error) {
 		return nil
 	})
 	if err != nil {
-		return nil, err
+		return store.Durability{}, err
 	}
-	return judge(fields(info), config, configErr), nil
+	return store.Durability{Findings: judge(fields(info), config, configErr)}, nil
 }
 
 // fields reads the lines of INFO.

@@ -829,7 +829,8 @@ func TestCluster(t *testing.T) {
 	if err != nil || r.Outcome != store.Blocked || r.HitCount != 60 {
 		t.Errorf("%+v, %v", r, err)
 	}
-	findings, err := st.Durability(background)
+	d, err := st.Durability(background)
+	findings := d.Findings
 	if err != nil || len(findings) != 1 || findings[0].Reason != redis.NotSynced {
 		t.Errorf("%+v, %v", findings, err)
 	}
@@ -844,11 +845,11 @@ func TestDurability(t *testing.T) {
 	st := s.used(t)
 	judged := func() []store.Finding {
 		t.Helper()
-		f, err := st.Durability(background)
+		d, err := st.Durability(background)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return f
+		return d.Findings
 	}
 	if f := judged(); len(f) != 0 {
 		t.Errorf("nothing is wrong: %+v", f)
@@ -889,7 +890,8 @@ func TestDurability(t *testing.T) {
 		}
 		return nil
 	})
-	f, err := replica.open(t).Durability(background)
+	d, err := replica.open(t).Durability(background)
+	f := d.Findings
 	if err != nil || len(f) != 1 || f[0].Reason != redis.IsReplica || !strings.Contains(f[0].Text, port) {
 		t.Errorf("of the replica: %+v, %v", f, err)
 	}
@@ -900,7 +902,8 @@ func TestDurability(t *testing.T) {
 		o.Credentials = func() (string, string, error) { return "limited", "pw", nil }
 	})
 	s.eventually(t, "an unreadable configuration", func() error {
-		f, err := limited.Durability(background)
+		d, err := limited.Durability(background)
+		f := d.Findings
 		if err == nil && (len(f) != 1 || f[0].Reason != redis.NotReadable || !f[0].Loses || !strings.Contains(f[0].Text, "CONFIG GET")) {
 			err = fmt.Errorf("%+v", f)
 		}
