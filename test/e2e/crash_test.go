@@ -307,6 +307,7 @@ var _ = Describe("A process that dies", func() {
 			doc, err := w.tryPoll(ctx, charge, "k1", "")
 			return doc.State, err
 		}).WithContext(ctx).WithPolling(5 * time.Millisecond).Should(Equal("InFlight"))
+		Eventually(upstream.knocking).WithContext(ctx).WithPolling(5 * time.Millisecond).Should(BeTrue())
 		resume := g.pause()
 		stopped := time.Now()
 		// The kernel makes the connection for the process that stands still.
@@ -408,6 +409,23 @@ func openStalled(ctx context.Context) *stalled {
 		s.fillers = append(s.fillers, conn)
 		Expect(len(s.fillers)).To(BeNumerically("<", 64), "the queue does not become full")
 	}
+}
+
+// knocking says whether somebody waits for a connection: the kernel's table of sockets
+// (proc(5), /proc/net/tcp) shows one to this address in the state SYN_SENT.
+func (s *stalled) knocking() (bool, error) {
+	table, err := os.ReadFile("/proc/net/tcp")
+	if err != nil {
+		return false, err
+	}
+	const synSent = "02"
+	port := fmt.Sprintf(":%04X", s.listener.Addr().(*net.TCPAddr).Port)
+	for line := range strings.Lines(string(table)) {
+		if f := strings.Fields(line); len(f) > 3 && strings.HasSuffix(f[2], port) && f[3] == synSent {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // drain lets waiting connections in. Those of the test itself are not counted.
