@@ -1,18 +1,16 @@
-// Records are written and read by a library that is faster than encoding/json. What it writes
-// and reads must be the same, also of texts that are damaged.
+// What is written of a record is read again, whole or not at all.
 
 package guard
 
 import (
 	"bytes"
-	stdjson "encoding/json"
 	"math/rand/v2"
 	"reflect"
 	"strings"
 	"testing"
 	"time"
 
-	json "github.com/goccy/go-json"
+	"google.golang.org/protobuf/encoding/protowire"
 )
 
 // fill sets what v holds: every field if often is 1, otherwise every second or third.
@@ -22,7 +20,7 @@ func fill(r *rand.Rand, v reflect.Value, often int) {
 	}
 	switch v.Interface().(type) {
 	case time.Time:
-		t := time.Unix(r.Int64N(4e9), r.Int64N(1e9)).UTC()
+		t := time.Unix([]int64{0, 1, -1, 1 << 40, r.Int64N(4e9), r.Int64N(4e9)}[r.IntN(6)], r.Int64N(1e9)).UTC()
 		if r.IntN(4) == 0 {
 			t = t.Truncate(time.Microsecond)
 		}
@@ -71,61 +69,125 @@ func fill(r *rand.Rand, v reflect.Value, often int) {
 	}
 }
 
-func compare[T any](t *testing.T, v *T) {
-	t.Helper()
-	want, err := stdjson.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := json.Marshal(v)
-	if err != nil || !bytes.Equal(got, want) {
-		t.Fatalf("written (%v):\n%s\nwant:\n%s", err, got, want)
-	}
-	var read, again T
-	if err := stdjson.Unmarshal(want, &read); err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(want, &again); err != nil || !reflect.DeepEqual(read, again) {
-		t.Fatalf("read (%v):\n%+v\nwant:\n%+v\nof %s", err, again, read, want)
-	}
-}
-
-func TestRecordsAreWrittenAndReadAsJSON(t *testing.T) {
+// TestEveryFieldOfARecordIsKept fails too if a struct has a field that its list lacks.
+func TestEveryFieldOfARecordIsKept(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	for i := range 3000 {
-		var h header
-		var b body
+	for i := range 5000 {
+		var h, gotHeader header
+		var b, gotBody body
 		often := 1 + i%3
 		fill(r, reflect.ValueOf(&h).Elem(), often)
+		h.Namespace, h.Tool, h.Caller, h.IntentID = "", "", "", "" // the key says them
 		fill(r, reflect.ValueOf(&b).Elem(), often)
-		compare(t, &h)
-		compare(t, &b)
+		if err := unpack(h.pack(), &gotHeader, (*header).fields); err != nil || !reflect.DeepEqual(gotHeader, h) {
+			t.Fatalf("%v:\n%+v\nwant:\n%+v", err, gotHeader, h)
+		}
+		packed := b.pack()
+		if err := unpack(packed, &gotBody, (*body).fields); err != nil || !reflect.DeepEqual(gotBody, b) {
+			t.Fatalf("%v:\n%+v\nwant:\n%+v", err, gotBody, b)
+		}
+		if again := gotBody.pack(); !bytes.Equal(again, packed) {
+			t.Fatalf("%q, and written again %q", packed, again)
+		}
 	}
 }
 
-// What is not as it was written here is read all the same, or refused as ever.
-func TestOtherTextsAreLeftToJSON(t *testing.T) {
-	whole, err := json.Marshal(&body{ProviderKey: "k", Attempts: []attempt{{Number: 1, Nonce: "n"}}, Response: &Response{Status: 200, Body: []byte("x")}})
-	if err != nil {
-		t.Fatal(err)
+// some is a body with something of every kind.
+func some() *body {
+	return &body{
+		ProviderKey: "k", Attempts: []attempt{{Number: 1, Nonce: "n"}, {Number: 2, Started: time.Unix(1, 2)}}, Expired: true, Winner: -3,
+		Current:  &hold{Reasons: []Reason{ExactMatch, ""}},
+		Response: &Response{Status: 200, Header: map[string][]string{"A": {"b", "c"}}, Body: []byte("x"), Digest: "sha256:" + strings.Repeat("0a", 32)},
 	}
-	texts := []string{
-		"", "null", "{}", " {}", "{} ", `{"generation":1.0}`, `{"generation":1e1}`, `{"generation":01}`, `{"generation":-0}`, `{"generation":"1"}`,
-		`{"unknown":{"a":[1,"]"]},"winner":2}`, `{"winner": 2}`, `{"winner":2,}`, `{"winner":2}{}`, `{"WINNER":2}`, `{"w\u0069nner":2}`, `{"attempts":null}`,
-		`{"attempts":[]}`, `{"attempts":[{"n":1},{"n":2}]}`, `{"response":null}`, `{"response":{"body":"eA"}}`, `{"response":{"body":"eA=="}}`, `{"response":{"body":""}}`,
-		`{"response":{"header":{"A":null,"B":[],"C":["d"]}}}`, `{"response":{"header":null}}`, `{"settledAt":"2026-01-02T03:04:05+01:00"}`, `{"settledAt":"x"}`,
-		`{"settledAt":null}`, `{"current":{"k":1,"words":"}\"{"},"winner":3}`, `{"current":null}`, `{"current":`, `{"ended":[{"k":1}]}`, `{"memory":"\ud800"}`, "{\"memory\":\"\xff\"}",
-		"{\"memory\":\"a\nb\"}", `{"memory":"`, `{"memory":"\`, `{"memory"`, `{"memory":`, `{`, `{"markedPaid":falsy}`, `{"markedPaid":false}`,
-	}
+}
+
+func TestADamagedRecordIsRefused(t *testing.T) {
+	whole := some().pack()
+	var b body
 	for i := range whole {
-		texts = append(texts, string(whole[:i]), string(whole[:i])+"x"+string(whole[i:]))
+		other := bytes.Clone(whole)
+		other[i] ^= 0x40
+		for name, damaged := range map[string][]byte{"cut": whole[:i], "longer": append(bytes.Clone(whole), whole[:i+1]...), "changed": other} {
+			if unpack(damaged, &b, (*body).fields) == nil {
+				t.Errorf("%s at %d was read", name, i)
+			}
+		}
 	}
-	for _, text := range texts {
-		var want, got body
-		wantErr := stdjson.Unmarshal([]byte(text), &want)
-		err := json.Unmarshal([]byte(text), &got)
-		if (err == nil) != (wantErr == nil) || err == nil && !reflect.DeepEqual(got, want) {
-			t.Errorf("%q: %+v, %v, want %+v, %v", text, got, err, want, wantErr)
+	if unpack(nil, &b, (*body).fields) == nil {
+		t.Error("nothing was read")
+	}
+}
+
+// Whatever the bytes are, if their checksum is right, they are read or refused, and
+// what was read is written in the same way again.
+func TestBytesThatAreNoRecord(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	whole, read := some().pack(), 0
+	for range 100_000 {
+		damaged := bytes.Clone(whole)
+		for range 1 + r.IntN(3) {
+			switch at := contentAt + r.IntN(len(damaged)-contentAt); r.IntN(3) {
+			case 0:
+				damaged[at] = byte(r.Uint32())
+			case 1:
+				damaged = damaged[:at+1]
+			default:
+				damaged = append(damaged[:at:at], append([]byte{byte(r.Uint32())}, damaged[at:]...)...)
+			}
+		}
+		var b, again body
+		if unpack(seal(damaged), &b, (*body).fields) != nil {
+			continue
+		}
+		read++
+		if err := unpack(b.pack(), &again, (*body).fields); err != nil || !bytes.Equal(b.pack(), again.pack()) {
+			t.Fatalf("%+v became %+v, %v", b, again, err)
+		}
+	}
+	if read < 1000 {
+		t.Errorf("only %d were read", read)
+	}
+}
+
+func TestWhatAnotherVersionWrites(t *testing.T) {
+	build := func(parts ...[]byte) []byte {
+		return seal(append(make([]byte, contentAt), bytes.Join(parts, nil)...))
+	}
+	number := func(num protowire.Number, n uint64) []byte {
+		return protowire.AppendVarint(protowire.AppendTag(nil, num, protowire.VarintType), n)
+	}
+	text := func(num protowire.Number, s string) []byte {
+		return protowire.AppendString(protowire.AppendTag(nil, num, protowire.BytesType), s)
+	}
+	for name, b := range map[string][]byte{
+		"nothing":                build(),
+		"a field that is new":    build(number(5, 2), text(900, "new"), text(900, "and again"), number(901, 1)),
+		"one within":             build(text(4, string(append(number(1, 2), number(900, 7)...)))),
+		"a zero that is written": build(number(5, 0), text(13, "")),
+	} {
+		var got body
+		if err := unpack(b, &got, (*body).fields); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	format := build()
+	format[0]++
+	for name, b := range map[string][]byte{
+		"another format":         format,
+		"an order of its own":    build(number(14, 2), number(5, 2)),
+		"a field that is twice":  build(number(5, 2), number(5, 2)),
+		"twice, with one behind": build(number(5, 2), number(5, 2), number(14, 2)),
+		"a number for a text":    build(number(3, 2)),
+		"a text for a number":    build(text(5, "2")),
+		"a text for a struct":    build(text(1, "text")),
+		"a time that is none":    build(text(10, "\x02\xff\xff\xff\xff\x7f")),
+		"a time with more":       build(text(10, "\x02\x02\x02")),
+		"a hash that is none":    build(text(9, string(text(5, "habc")))),
+		"a length beyond itself": build([]byte{4<<3 | 2, 9, 1}),
+	} {
+		var got body
+		if err := unpack(b, &got, (*body).fields); err == nil {
+			t.Errorf("%s: read as %+v", name, got)
 		}
 	}
 }

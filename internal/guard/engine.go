@@ -16,8 +16,6 @@ import (
 	"sync"
 	"time"
 
-	json "github.com/goccy/go-json"
-
 	"github.com/holdfast-dev/holdfast/internal/store"
 )
 
@@ -240,16 +238,8 @@ func (e *Engine) write(p pending) (store.Write, error) {
 			return w, fmt.Errorf("%w (on %s)", err, p.on)
 		}
 	}
-	h, err := p.to.header.pack()
-	if err != nil {
-		return w, err
-	}
-	b, err := json.Marshal(&p.to.body)
-	if err != nil {
-		return w, err
-	}
 	w.Record = &store.Record{
-		Due: p.to.due(e.o), Held: to == Held, Unsettled: !to.Settled(), Header: h, Body: b,
+		Due: p.to.due(e.o), Held: to == Held, Unsettled: !to.Settled(), Header: p.to.header.pack(), Body: p.to.body.pack(),
 	}
 	if !p.keepMarks {
 		w.Marks = e.mutatedMarks(p.to, p.now)

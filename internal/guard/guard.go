@@ -102,23 +102,23 @@ type Call struct {
 
 // Policy is what the tool and its budget say. An attempt keeps the policy that it began with.
 type Policy struct {
-	Budget string `json:"budget"`
+	Budget string
 	// Window is how far back settled intents are compared.
-	Window time.Duration `json:"window"`
+	Window time.Duration
 	// HoldExactMatch holds an exact match instead of replaying it.
-	HoldExactMatch bool `json:"holdExactMatch,omitempty"`
+	HoldExactMatch bool
 	// IgnoreLineage leaves lineages out of the comparison.
-	IgnoreLineage bool `json:"ignoreLineage,omitempty"`
+	IgnoreLineage bool
 	// TTL is how long a settled answer is replayed.
-	TTL time.Duration `json:"ttl"`
+	TTL time.Duration
 	// Timeout is the upstream's.
-	Timeout time.Duration `json:"timeout"`
+	Timeout time.Duration
 	// SettleAfter is the longest time from the send's deadline until a payment is
 	// visible in the provider's ledger or never will be.
-	SettleAfter time.Duration `json:"settleAfter"`
+	SettleAfter time.Duration
 	// MaxHeld and MaxHeldPerCaller limit holds of intents that were never sent; 0: no limit.
-	MaxHeld          int `json:"maxHeld,omitempty"`
-	MaxHeldPerCaller int `json:"maxHeldPerCaller,omitempty"`
+	MaxHeld          int
+	MaxHeldPerCaller int
 }
 
 // Outcome is how one attempt ended.
@@ -144,13 +144,13 @@ func (o Outcome) movedNothing() bool { return o == AttemptFailed || o == Attempt
 
 // Response is an upstream's answer as it is stored and replayed.
 type Response struct {
-	Status int                 `json:"status"`
-	Header map[string][]string `json:"header,omitempty"`
-	Body   []byte              `json:"body,omitempty"`
+	Status int
+	Header map[string][]string
+	Body   []byte
 	// Size and Digest (sha256:…) are those of the whole body; Truncated: Body is only its start.
-	Size      int64  `json:"size,omitempty"`
-	Digest    string `json:"digest,omitempty"`
-	Truncated bool   `json:"truncated,omitempty"`
+	Size      int64
+	Digest    string
+	Truncated bool
 }
 
 // Result is what the gateway learnt of an attempt.
@@ -184,15 +184,15 @@ type Evidence struct {
 
 // Match is a record that stands in a call's way.
 type Match struct {
-	Caller string `json:"caller"`
+	Caller string
 	// CallerUID tells a ServiceAccount from an earlier one of the same name.
-	CallerUID string        `json:"callerUID,omitempty"`
-	Tool      string        `json:"tool"`
-	IntentID  string        `json:"intentID"`
-	Relation  string        `json:"relation"`
-	Amount    *intent.Money `json:"amount,omitempty"`
-	State     State         `json:"state"`
-	At        time.Time     `json:"at"`
+	CallerUID string
+	Tool      string
+	IntentID  string
+	Relation  string
+	Amount    *intent.Money
+	State     State
+	At        time.Time
 }
 
 // MaxMatches is how many matches a hold keeps.

@@ -7,15 +7,12 @@ package guard
 import (
 	"crypto/sha256"
 	"encoding/base32"
-	"encoding/base64"
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"strconv"
 	"strings"
 	"time"
-
-	json "github.com/goccy/go-json"
 
 	"github.com/holdfast-dev/holdfast/internal/intent"
 	"github.com/holdfast-dev/holdfast/internal/store"
@@ -29,61 +26,61 @@ const (
 )
 
 // header is what hits and lists show. Each record has one in the store's memory, so what
-// the key says is not said again (see pack).
+// the key says is not said again (see encoding.go).
 type header struct {
-	Namespace         string        `json:"namespace,omitempty"`
-	Tool              string        `json:"tool,omitempty"`
-	Caller            string        `json:"caller,omitempty"`
-	CallerUID         string        `json:"callerUID"`
-	IntentID          string        `json:"intentID,omitempty"`
-	State             State         `json:"state"`
-	Scope             intent.Scope  `json:"scope"`
-	Lineage           intent.Path   `json:"lineage,omitempty"`
-	Amount            *intent.Money `json:"amount,omitempty"`
-	Recipient         string        `json:"recipient,omitempty"`
-	Fingerprint       string        `json:"fingerprint"`
-	IdentityHash      string        `json:"identityHash"`
-	AmountHash        string        `json:"amountHash,omitempty"`
-	RecipientHash     string        `json:"recipientHash,omitempty"`
-	Hold              int           `json:"hold,omitempty"`
-	ProviderReference string        `json:"providerReference,omitempty"`
-	RefundOwed        bool          `json:"refundOwed,omitempty"`
-	Disputed          bool          `json:"disputed,omitempty"`
-	Created           time.Time     `json:"created"`
-	Changed           time.Time     `json:"changed"`
+	Namespace         string
+	Tool              string
+	Caller            string
+	CallerUID         string
+	IntentID          string
+	State             State
+	Scope             intent.Scope
+	Lineage           intent.Path
+	Amount            *intent.Money
+	Recipient         string
+	Fingerprint       string
+	IdentityHash      string
+	AmountHash        string
+	RecipientHash     string
+	Hold              int
+	ProviderReference string
+	RefundOwed        bool
+	Disputed          bool
+	Created           time.Time
+	Changed           time.Time
 }
 
 type attempt struct {
-	Number     int       `json:"n"`
-	Generation int       `json:"generation"`
-	Nonce      string    `json:"nonce"` // of the Reserve that made it
-	Outcome    Outcome   `json:"outcome,omitempty"`
-	Started    time.Time `json:"started"`
-	LeaseEnd   time.Time `json:"leaseEnd"`
+	Number     int
+	Generation int
+	Nonce      string // of the Reserve that made it
+	Outcome    Outcome
+	Started    time.Time
+	LeaseEnd   time.Time
 	// Lease, Grace and SettleAfter are lengths: what a judge must have watched for.
-	Lease       time.Duration `json:"lease"`
-	Grace       time.Duration `json:"grace"`
-	SettleAfter time.Duration `json:"settleAfter"`
-	Ended       time.Time     `json:"ended,omitzero"`
+	Lease       time.Duration
+	Grace       time.Duration
+	SettleAfter time.Duration
+	Ended       time.Time
 	// Excused: a release counts it as nothing moved for the join.
-	Excused bool `json:"excused,omitempty"`
+	Excused bool
 	// Denied: a person's word (MarkFailed) that it moved nothing.
-	Denied bool `json:"denied,omitempty"`
+	Denied bool
 	// Counted: a success that became known while an attempt under a later key of the
 	// provider was in flight. It counts in the join though its own key is an earlier one.
-	Counted  bool `json:"counted,omitempty"`
-	Accepted bool `json:"accepted,omitempty"` // the upstream answered 202
+	Counted  bool
+	Accepted bool // the upstream answered 202
 	// Lost stands for all attempts that the store may have forgotten. Whoever accepted
 	// the loss has waited until what they moved would be visible.
-	Lost     bool `json:"lost,omitempty"`
-	Late     bool `json:"late,omitempty"`
-	SentLate bool `json:"sentLate,omitempty"`
+	Lost     bool
+	Late     bool
+	SentLate bool
 	// LateUntil is by when a byte that was sent late had been written.
-	LateUntil time.Time `json:"lateUntil,omitzero"`
-	Reference string    `json:"reference,omitempty"`
-	Response  *Response `json:"response,omitempty"` // of a success that has not been joined yet
-	Status    int       `json:"status,omitempty"`
-	Detail    string    `json:"detail,omitempty"`
+	LateUntil time.Time
+	Reference string
+	Response  *Response // of a success that has not been joined yet
+	Status    int
+	Detail    string
 }
 
 // unknown: not known to have moved nothing, and not known to have succeeded.
@@ -97,24 +94,24 @@ func (a *attempt) mayHaveMoved() bool {
 }
 
 type hold struct {
-	Number       int             `json:"k"`
-	Nonce        string          `json:"nonce"` // of the write that made it
-	Reasons      []Reason        `json:"reasons"`
-	Matches      []Match         `json:"matches,omitempty"`
-	MatchCount   int             `json:"matchCount,omitempty"`
-	Watermark    store.Watermark `json:"watermark,omitempty"` // frozen by an overlap hold alone
-	Lineage      bool            `json:"lineage,omitempty"`   // lineages were compared under that watermark
-	At           time.Time       `json:"at"`
-	Waiting      bool            `json:"waiting,omitempty"`
-	WaitingUntil time.Time       `json:"waitingUntil,omitzero"`
-	Cause        string          `json:"cause,omitempty"`
+	Number       int
+	Nonce        string // of the write that made it
+	Reasons      []Reason
+	Matches      []Match
+	MatchCount   int
+	Watermark    store.Watermark // frozen by an overlap hold alone
+	Lineage      bool            // lineages were compared under that watermark
+	At           time.Time
+	Waiting      bool
+	WaitingUntil time.Time
+	Cause        string
 	// What became of it.
-	End      HoldState `json:"end,omitempty"`
-	Decision Decision  `json:"decision,omitempty"`
-	By       string    `json:"by,omitempty"`
-	Words    string    `json:"words,omitempty"`
-	Effect   string    `json:"effect,omitempty"`
-	EndedAt  time.Time `json:"endedAt,omitzero"`
+	End      HoldState
+	Decision Decision
+	By       string
+	Words    string
+	Effect   string
+	EndedAt  time.Time
 }
 
 func (h *hold) has(r Reason) bool {
@@ -137,40 +134,40 @@ func (h *hold) anew(cause string) *hold {
 
 // passed is what a taken release passes over.
 type passed struct {
-	Watermark store.Watermark `json:"watermark"`
-	Lineage   bool            `json:"lineage,omitempty"`
+	Watermark store.Watermark
+	Lineage   bool
 	// Budget is the domain that the refused Reserve had looked at.
-	Budget string `json:"budget"`
+	Budget string
 }
 
 type body struct {
-	Policy      Policy    `json:"policy"`
-	Generation  int       `json:"generation"` // of the provider's key; rises when a KeyExpired hold is released
-	ProviderKey string    `json:"providerKey"`
-	Attempts    []attempt `json:"attempts,omitempty"`
+	Policy      Policy
+	Generation  int // of the provider's key; rises when a KeyExpired hold is released
+	ProviderKey string
+	Attempts    []attempt
 	// BudgetFrom is the number of attempts before the last release: the retry budget counts from there.
-	BudgetFrom int       `json:"budgetFrom,omitempty"`
-	Current    *hold     `json:"current,omitempty"` // the newest hold, ended or not
-	Ended      []hold    `json:"ended,omitempty"`   // earlier ones
-	Passed     []passed  `json:"passed,omitempty"`
-	Response   *Response `json:"response,omitempty"`
+	BudgetFrom int
+	Current    *hold  // the newest hold, ended or not
+	Ended      []hold // earlier ones
+	Passed     []passed
+	Response   *Response
 	// RetryAt is when a retryable intent may be tried again.
-	RetryAt    time.Time `json:"retryAt,omitzero"`
-	ReleasedAt time.Time `json:"releasedAt,omitzero"`
-	SettledAt  time.Time `json:"settledAt,omitzero"`
-	SettledAs  State     `json:"settledAs,omitempty"`
+	RetryAt    time.Time
+	ReleasedAt time.Time
+	SettledAt  time.Time
+	SettledAs  State
 	// Winner is the number of the attempt whose success settled the record.
-	Winner       int  `json:"winner,omitempty"`
-	MarkedPaid   bool `json:"markedPaid,omitempty"`
-	MarkedFailed bool `json:"markedFailed,omitempty"`
-	Expired      bool `json:"expired,omitempty"`
+	Winner       int
+	MarkedPaid   bool
+	MarkedFailed bool
+	Expired      bool
 	// Memory is the epoch of the write, where the store had lost its memory before: of
 	// what was written earlier, later steps may be missing.
-	Memory string `json:"memory,omitempty"`
+	Memory string
 	// Imported: it was made of what a hold's object had shown, and not sent since.
-	Imported bool `json:"imported,omitempty"`
+	Imported bool
 	// PaidByHand outlives MarkedPaid: a person has said once that it was paid.
-	PaidByHand bool `json:"paidByHand,omitempty"`
+	PaidByHand bool
 }
 
 type record struct {
@@ -210,49 +207,6 @@ func splitPrefixed(s string, parts []string) bool {
 	return s == ""
 }
 
-// pack writes a header without what the key says, and hashes by their bytes.
-func (h header) pack() ([]byte, error) {
-	h.Namespace, h.Tool, h.Caller, h.IntentID = "", "", "", ""
-	for _, s := range h.hashes() {
-		*s = packHash(*s)
-	}
-	return json.Marshal(&h)
-}
-
-func (h *header) hashes() [4]*string {
-	return [4]*string{&h.Fingerprint, &h.IdentityHash, &h.AmountHash, &h.RecipientHash}
-}
-
-const (
-	hashPrefix = "sha256:"
-	packedHash = "="
-)
-
-// packHash shortens what can be written shorter, so that unpackHash gives it back.
-func packHash(s string) string {
-	if digits, ok := strings.CutPrefix(s, hashPrefix); ok && len(digits) == 2*sha256.Size && strings.ToLower(digits) == digits {
-		if b, err := hex.DecodeString(digits); err == nil {
-			return packedHash + base64.RawURLEncoding.EncodeToString(b)
-		}
-	}
-	if strings.HasPrefix(s, packedHash) {
-		return packedHash + s
-	}
-	return s
-}
-
-func unpackHash(s string) (string, error) {
-	rest, ok := strings.CutPrefix(s, packedHash)
-	if !ok || strings.HasPrefix(rest, packedHash) {
-		return rest, nil
-	}
-	b, err := base64.RawURLEncoding.DecodeString(rest)
-	if err != nil || len(b) != sha256.Size {
-		return "", fmt.Errorf("%q is not a hash", s)
-	}
-	return hashPrefix + hex.EncodeToString(b), nil
-}
-
 // HoldName is the name of the PaymentHold that shows hold number k of this record.
 func HoldName(k Key, number int) string {
 	sum := sha256.Sum256([]byte(k.String()))
@@ -270,42 +224,6 @@ func providerKey(domain string, k Key, generation int) string {
 		h.Write([]byte(p))
 	}
 	return "hf_" + hex.EncodeToString(h.Sum(nil))[:48]
-}
-
-func decodeHeader(r *store.Record) (header, error) {
-	var h header
-	if err := json.Unmarshal(r.Header, &h); err != nil {
-		return h, fmt.Errorf("%w: header of %q: %w", ErrCorrupt, r.Key, err)
-	}
-	for _, s := range h.hashes() {
-		var err error
-		if *s, err = unpackHash(*s); err != nil {
-			return h, fmt.Errorf("%w: header of %q: %w", ErrCorrupt, r.Key, err)
-		}
-	}
-	if h.Namespace == "" {
-		var parts [4]string
-		if !splitPrefixed(r.Key, parts[:]) {
-			return h, fmt.Errorf("%w: key %q", ErrCorrupt, r.Key)
-		}
-		h.Namespace, h.Tool, h.Caller, h.IntentID = parts[0], parts[1], parts[2], parts[3]
-	}
-	return h, nil
-}
-
-func decode(r *store.Record) (*record, error) {
-	if r == nil {
-		return nil, nil
-	}
-	rec := &record{key: r.Key, version: r.Version}
-	var err error
-	if rec.header, err = decodeHeader(r); err != nil {
-		return nil, err
-	}
-	if err := json.Unmarshal(r.Body, &rec.body); err != nil {
-		return nil, fmt.Errorf("%w: body of %q: %w", ErrCorrupt, r.Key, err)
-	}
-	return rec, nil
 }
 
 func (r *record) id() Key {

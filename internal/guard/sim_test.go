@@ -16,7 +16,6 @@ package guard
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
@@ -497,7 +496,7 @@ func (w *world) refreeze(ctx context.Context, u *store.Write, refused uint64) ui
 		return refused
 	}
 	var b body
-	if json.Unmarshal(u.Record.Body, &b) != nil || b.Current == nil || b.Current.Watermark == "" {
+	if unpack(u.Record.Body, &b, (*body).fields) != nil || b.Current == nil || b.Current.Watermark == "" {
 		return refused
 	}
 	probe := store.Reserve{
@@ -508,7 +507,7 @@ func (w *world) refreeze(ctx context.Context, u *store.Write, refused uint64) ui
 	if res, err := w.bolt.Reserve(ctx, probe); err == nil && res.Outcome == store.Blocked {
 		b.Current.Watermark = res.Watermark
 		rec := *u.Record
-		rec.Body, _ = json.Marshal(&b)
+		rec.Body = b.pack()
 		u.Record = &rec
 	}
 	return refused
@@ -529,7 +528,7 @@ func (w *world) judgeReserve(a *actor, r store.Reserve, res store.Result) {
 		}
 		w.made[r.Nonce] = true
 		var b body
-		if json.Unmarshal(r.Record.Body, &b) != nil {
+		if unpack(r.Record.Body, &b, (*body).fields) != nil {
 			w.violate("unreadable record")
 			return
 		}
@@ -553,7 +552,7 @@ func (w *world) judgeUpdate(u store.Write, refused uint64) {
 	w.seq++
 	var h header
 	var b body
-	if u.Record == nil || json.Unmarshal(u.Record.Header, &h) != nil || json.Unmarshal(u.Record.Body, &b) != nil {
+	if u.Record == nil || unpack(u.Record.Header, &h, (*header).fields) != nil || unpack(u.Record.Body, &b, (*body).fields) != nil {
 		return
 	}
 	was := w.state[u.Key]

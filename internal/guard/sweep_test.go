@@ -412,7 +412,7 @@ func TestOneBadRecordKeepsNoOtherFromBeingSwept(t *testing.T) {
 			}
 			return old
 		}
-		body := write([]byte("not JSON"))
+		body := write([]byte("not a body"))
 		return func() { write(body) }
 	}
 	mend := []func(){spoil(sent), spoil(held)}
