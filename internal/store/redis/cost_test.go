@@ -57,22 +57,30 @@ func payment(i int, unsettled bool) store.Write {
 	return w
 }
 
-// header is as long as the guard's, and as hard to shorten.
+// header is as long as the guard's and made like it: a checksum, then texts behind their
+// numbers and lengths, hashes by their bytes.
 func header(i int, unsettled bool) []byte {
 	state, reference := "InFlight", ""
 	if !unsettled {
-		state, reference = "Succeeded", fmt.Sprintf(`"providerReference":"re_3N%08d",`, i*7919)
+		state, reference = "Succeeded", fmt.Sprintf("re_3N%08d", i*7919)
 	}
 	random := rand.New(rand.NewPCG(uint64(i), 1))
-	hash := func() string {
-		return fmt.Sprintf("sha256:%016x%016x%016x%016x", random.Uint64(), random.Uint64(), random.Uint64(), random.Uint64())
+	noise := func(n int) string {
+		b := make([]byte, n)
+		for j := range b {
+			b[j] = byte(random.Uint32())
+		}
+		return string(b)
 	}
-	return []byte(fmt.Sprintf(`{"namespace":"support","tool":"issue-refund","caller":"system:serviceaccount:support:agent",`+
-		`"callerUID":"0f8fad5b-d9cb-469f-a165-70867728950e","intentID":"sess_%05d","state":"%s",`+
-		`"scope":["customer/c%d/order/%d"],"lineage":"sess_%08d/call-4","amount":{"value":"49.99","currency":"USD"},`+
-		`"recipient":"a%d","fingerprint":"%s","identityHash":"%s","amountHash":"%s","recipientHash":"%s",%s`+
-		`"created":"2026-11-30T03:%02d:%02d.123456Z","changed":"2026-11-30T03:%02d:%02d.654321Z"}`,
-		i, state, i/10, i, i, i/10, hash(), hash(), hash(), hash(), reference, i/60%60, i%60, i/60%60, i%60))
+	out := []byte("\x01" + noise(4))
+	for j, value := range []string{
+		"0f8fad5b-d9cb-469f-a165-70867728950e", state, fmt.Sprintf("customer/c%d/order/%d", i/10, i), fmt.Sprintf("sess_%08d/call-4", i),
+		"\x0a\x0549.99\x12\x03USD", fmt.Sprintf("a%d", i/10), "h" + noise(32), "h" + noise(32), "h" + noise(32), "h" + noise(32),
+		reference, noise(10), noise(10),
+	} {
+		out = append(append(out, byte(j<<3|2), byte(len(value))), value...)
+	}
+	return out
 }
 
 func part(kind, rest string) string {

@@ -265,9 +265,10 @@ func decode(value string) (stored, error) {
 	if due != 0 {
 		d.record.Due = time.UnixMilli(due).UTC()
 	}
-	var err error
-	d.record.Header, err = unpackHeader(rest)
-	return d, err
+	if rest != "" {
+		d.record.Header = []byte(rest)
+	}
+	return d, nil
 }
 
 // milliseconds is a time as it is kept, rounded down, or up if ceil; 0: none.

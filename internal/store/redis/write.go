@@ -103,7 +103,7 @@ func arguments(w store.Write, probes []store.Probe, covered uint64) ([]string, e
 		mode = "keep"
 	}
 	if r := w.Record; r != nil {
-		due, header, body = milliseconds(r.Due, false), packHeader(r.Header, !r.Unsettled), string(r.Body)
+		due, header, body = milliseconds(r.Due, false), string(r.Header), string(r.Body)
 		if r.Held {
 			flags |= flagHeld
 		}
