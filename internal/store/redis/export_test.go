@@ -12,10 +12,7 @@ import (
 const TestClockKey = "clock"
 
 const standing = `
-local function clock()
-  local seconds, microseconds = string.match(redis.call('GET', ARGV[1] .. 'clock'), '^(%d+) (%d+)$')
-  return {seconds, microseconds}
-end
+local NOW = {string.match(redis.call('GET', ARGV[1] .. 'clock'), '^(%d+) (%d+)$')}
 `
 
 // OpenStanding opens a store whose time is what the key says.
@@ -23,8 +20,8 @@ func OpenStanding(opts Options) (*Store, error) {
 	return open(opts, newScripts(standing))
 }
 
-// NoProcess stands for one in a script that does not ask for it.
-var NoProcess = strings.Repeat("-", nameSize+3*6)
+// NoProcess is one that has written nothing, and its first question.
+var NoProcess = strings.Repeat("-", nameSize) + string(append48(append48(append48(nil, 0), 1), 0))
 
 // SetClock is this machine's clock, as the store sees it.
 func (s *Store) SetClock(now func() time.Time) { s.processes.now = now }

@@ -53,8 +53,8 @@ const (
 	endSize  = 6
 	// entrySize is that of what is kept of a process.
 	entrySize = 6 + 3 + 6
-	// mostVersions, unsettledRank and mostLatest are MOST, UNSETTLED and LARGE of
-	// lua/prelude.lua.
+	// mostVersions, unsettledRank and mostLatest are MOST and UNSETTLED of
+	// lua/prelude.lua and LARGE of lua/marks.lua.
 	mostVersions  = 1 << 46
 	unsettledRank = 1 << 47
 	mostLatest    = 96
@@ -85,6 +85,10 @@ var (
 	luaPrelude string
 	//go:embed lua/decimal.lua
 	luaDecimal string
+	//go:embed lua/marks.lua
+	luaMarks string
+	//go:embed lua/change.lua
+	luaChange string
 	//go:embed lua/hits.lua
 	luaHits string
 	//go:embed lua/write.lua
@@ -117,7 +121,7 @@ func newScripts(clock string) scripts {
 	}
 	const reads = " flags=allow-oom"
 	return scripts{
-		write:      script("", luaDecimal, luaHits, luaWrite),
+		write:      script("", luaDecimal, luaMarks, luaHits, luaChange, luaWrite),
 		initialise: script("", luaInitialise),
 		disown:     script(reads, luaDisown),
 		standing:   script(reads, luaStanding),
@@ -134,8 +138,8 @@ func hash(text string) string {
 	return string(sum[:hashSize])
 }
 
-// heldEntry sorts by key, byte for byte, and ends with the id: a zero byte of the
-// key is followed by 255, and the key ends with 0, 1.
+// heldEntry is how lua/write.lua lists a record as held: it sorts by key, byte for byte,
+// and ends with the id; a zero byte of the key is followed by 255, and the key ends with 0, 1.
 func heldEntry(key, id string) string {
 	return strings.ReplaceAll(key, "\x00", "\x00\xff") + "\x00\x01" + id
 }

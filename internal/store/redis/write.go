@@ -87,20 +87,27 @@ func (s *Store) write(ctx context.Context, doing string, w store.Write, probes [
 	return s.result(doing, a, w, probes, covered)
 }
 
+// What becomes of a record's marks, as in lua/write.lua.
+const (
+	modeRemove  = 0
+	modeKeep    = 1
+	modeReplace = 2
+)
+
 // argID is where arguments has the record's id.
-const argID = 4
+const argID = 2
 
 // arguments are those of lua/write.lua, without prefix and process, in memory of their own:
 // they may be sent after the caller has left.
 func arguments(w store.Write, probes []store.Probe, covered uint64) ([]string, error) {
 	id := hash(w.Key)
-	mode, due, flags := "replace", int64(0), 0
+	mode, due, flags := byte(modeReplace), int64(0), byte(0)
 	var header, body string
 	switch {
 	case w.Record == nil:
-		mode = "remove"
+		mode = modeRemove
 	case w.KeepMarks:
-		mode = "keep"
+		mode = modeKeep
 	}
 	if r := w.Record; r != nil {
 		due, header, body = milliseconds(r.Due, false), string(r.Header), string(r.Body)
@@ -115,25 +122,24 @@ func arguments(w store.Write, probes []store.Probe, covered uint64) ([]string, e
 	if marks.ownEnds {
 		flags |= flagOwnEnds
 	}
-	args := make([]string, 0, 21+3*len(w.Meters))
-	firsts := make([]byte, len(probes))
-	for i, p := range probes {
-		firsts[i] = '0'
-		if p.First {
-			firsts[i] = '1'
-		}
+	numbers := make([]byte, 0, 4*6+2+3*4)
+	for _, n := range []int64{int64(min(w.Expected, mostVersions)), due, marks.end, int64(covered)} {
+		numbers = append48(numbers, n)
 	}
-	args = append(args,
-		w.Epoch, strconv.FormatUint(w.Expected, 10), w.Nonce, mode, id, strconv.FormatInt(due, 10), strconv.Itoa(flags),
-		heldEntry(w.Key, id), w.Key, header, body, marks.marks, strconv.FormatInt(marks.end, 10),
-		strconv.FormatUint(covered, 10), string(firsts),
-		strconv.Itoa(len(w.Meters)), strconv.Itoa(len(probes)), strconv.Itoa(len(marks.strings)))
+	numbers = append(numbers, mode, flags)
+	for _, n := range []int{len(probes), len(marks.strings), len(w.Meters)} {
+		numbers = binary.BigEndian.AppendUint32(numbers, uint32(n))
+	}
 	asked := make([]byte, 0, (len(probes)+len(marks.strings))*hashSize)
-	excepted := make([]byte, len(probes)*hashSize)
+	excepted, firsts := make([]byte, len(probes)*hashSize), make([]byte, len(probes))
 	for i, p := range probes {
 		asked = append(asked, hash(p.String)...)
 		if p.Except != "" {
 			copy(excepted[i*hashSize:], hash(p.Except))
+		}
+		firsts[i] = '0'
+		if p.First {
+			firsts[i] = '1'
 		}
 	}
 	var alone []byte
@@ -142,7 +148,9 @@ func arguments(w store.Write, probes []store.Probe, covered uint64) ([]string, e
 		asked = append(asked, text...)
 		alone = append(binary.BigEndian.AppendUint32(alone, uint32(len(value))), value...)
 	}
-	args = append(args, string(asked), string(excepted), string(alone))
+	args := make([]string, 0, 12+3*len(w.Meters))
+	args = append(args, w.Epoch, w.Nonce, id, w.Key, string(numbers), header, body, marks.marks,
+		string(asked), string(excepted), string(firsts), string(alone))
 	for _, m := range w.Meters {
 		amount, err := canonical(m.Amount)
 		if err != nil {

@@ -3,6 +3,7 @@
 
 -- decimals makes these functions; few steps need them.
 local function decimals()
+  local match, rep, format = string.match, string.rep, string.format
   local LIMB, BASE = 14, 100000000000000
 
   -- align gives two decimals the same number of digits, in whole limbs, and says how

@@ -8,12 +8,15 @@
 -- large groups overlap, or a watermark covers a part, are marks counted one by one, in
 -- pages.
 
-local MAXHITS, PAGE = 64, 256
-
 -- search returns nil, or what was hit: count, whether each probe was hit, and the
--- most telling records with their probes. The first n of strings are those of the
--- probes, with the values of these, a function that gives their excepted tags, and firsts; own is the record that is not hit; covered is the highest stamp passed over.
-local function search(strings, n, values, excepted, firsts, own, covered, ms)
+-- most telling records with their probes. m are the functions of marks. The first n of
+-- strings are those of the probes, with the values of these, a function that gives their
+-- excepted tags, and firsts; own is the record that is not hit; covered is the highest
+-- stamp passed over.
+local function search(m, strings, n, values, excepted, firsts, own, covered, ms)
+  local MAXHITS, PAGE = 64, 256
+  local call, sub, P = redis.call, string.sub, ARGV[1]
+  local few, tagsOf, groupsOf, facts, ending, over = m.few, m.tagsOf, m.groupsOf, m.facts, m.ending, m.over
   local probes, byString = {}, {}
   for i = 1, n do
     local hash = strings[i]
@@ -81,7 +84,7 @@ local function search(strings, n, values, excepted, firsts, own, covered, ms)
             local id = sub(part.ids, i, i + HASH - 1)
             if id ~= own then
               local f = factsOf(id)
-              local ends = f.ends(hash, part.tag)
+              local ends = ending(f, hash, part.tag)
               if (ends == 0 or ms < ends) and not passedOver(id, f.rank) then
                 g.any = true
                 g.top[#g.top + 1], g.has[id] = {id = id, rank = f.rank}, true
@@ -134,7 +137,7 @@ local function search(strings, n, values, excepted, firsts, own, covered, ms)
       return {{0, g.n - 1}}
     end
     return {
-      {call('ZCOUNT', g.marks, '-inf', covered), call('ZCOUNT', g.marks, '-inf', '(' .. text(UNSETTLED)) - 1},
+      {call('ZCOUNT', g.marks, '-inf', covered), call('ZCOUNT', g.marks, '-inf', '(' .. string.format('%.0f', UNSETTLED)) - 1},
       {call('ZCOUNT', g.marks, '-inf', UNSETTLED + covered), g.n - 1},
     }
   end

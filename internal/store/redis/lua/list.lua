@@ -1,7 +1,6 @@
 -- KEYS: meta, the list. ARGV: prefix, process, page size, "due" and the last millisecond, or
 -- "held" and nothing; where the last page ended: the entry, and its millisecond.
 -- → count, time, whether there is more, entries and their records.
-local m = open(KEYS[1])
 local list, size, what, last = KEYS[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local after, afterDue = ARGV[6], ARGV[7]
 
@@ -40,7 +39,7 @@ else
   entries = stop < from and {} or call('ZRANGE', list, from, stop)
 end
 
-local page = {m.count, now(), #entries > size and '1' or '0'}
+local page = {count, micros, #entries > size and '1' or '0'}
 for i = 1, math.min(#entries, size) do
   local record = call('GET', P .. 'r' .. sub(entries[i], -HASH))
   if not record then

@@ -1,58 +1,102 @@
 -- Reserve and Update: one step. An Update has no probes.
 --
 -- KEYS: meta, record, body, due, held, sums, marks.
--- ARGV: prefix, process, epoch, expected version, nonce, what becomes of the marks
--- ("replace", "keep", or "remove": of the whole record), the record's id, due,
--- flags, its entry among the held, key, header, body, marks, their common end, the
--- highest stamp passed over, of each probe 1 if its hits come first; how many meters,
--- probes, and strings with marks there are; in one argument each, because every one
--- takes its time: the hashes of the probes and of the strings; of each probe the hash of
--- the excepted tag or zeros; of each string, after its length, its value if nobody else
--- has marks of it; then of each meter: hash, amount, limit or ''.
+-- ARGV: prefix, process, epoch, nonce, the record's id, its key; numbers, packed: the
+-- expected version, due, the common end of the marks, the highest stamp passed over,
+-- what becomes of the marks (0: they are removed with the record, 1: kept, 2: replaced),
+-- flags, how many probes, strings with marks and meters there are; header, body, marks;
+-- in one argument each, because every one takes its time: the hashes of the probes and of
+-- the strings; of each probe the hash of the excepted tag or zeros, and 1 if its hits come
+-- first; of each string, after its length, its value if nobody else has marks of it; then
+-- of each meter: hash, amount, limit or ''.
 -- → the count, and then: 'written', time, version; 'mismatch', time, record, body;
 -- 'blocked', time, watermark, and what search returned; 'full', time, index;
 -- 'epoch', the store's.
-local id, mode = ARGV[7], ARGV[6]
--- A record's value has three bytes for the length of its marks and its meter entries.
-local MOSTBYTES = 16777216
+local REMOVE, KEEP, REPLACE = 0, 1, 2
+local NOTAG = '\0\0\0\0\0\0\0\0\0\0\0\0'
+-- METERS is where the meters begin. A record's value has three bytes for the length of
+-- its marks and its meter entries.
+local METERS, MOSTBYTES = 15, 16777216
 
-local m = open(KEYS[1])
-if m.epoch ~= ARGV[3] then
-  return {m.count, 'epoch', m.epoch}
+-- split takes n values, each packed so, out of a string.
+local function split(as, n, packed)
+  local values, at = {}, 1
+  for i = 1, n, 100 do
+    local k = math.min(100, n - i + 1)
+    local part = {unpackFrom(string.rep(as, k), packed, at)}
+    at, part[k + 1] = part[k + 1], nil
+    if k == n then
+      return part
+    end
+    for j = 1, k do
+      values[i + j - 1] = part[j]
+    end
+  end
+  return values
 end
-local covered = tonumber(ARGV[16])
-if covered > m.sequence then
-  return {m.count, 'watermark', m.sequence}
-end
-local micros = now()
 
--- The version.
+-- fetch reads the values of some of these strings; false if absent.
+local function fetch(of, first, last)
+  if last < first then
+    return {}
+  end
+  if last - first < 500 then
+    return call('HMGET', KEYS[7], unpack(of, first, last))
+  end
+  local values = {}
+  for i = first, last, 500 do
+    for j, v in ipairs(call('HMGET', KEYS[7], unpack(of, i, math.min(i + 499, last)))) do
+      values[i - first + j] = v
+    end
+  end
+  return values
+end
+
+local nonce, id, key = ARGV[4], ARGV[5], ARGV[6]
+local expected, due, ends, covered, mode, flags, probes, n, meters = unpackFrom('>I6I6I6I6BBI4I4I4', ARGV[7])
+
+if epoch ~= ARGV[3] then
+  return {count, 'epoch', epoch}
+end
+if covered > sequence then
+  return {count, 'watermark', sequence}
+end
+
+-- The record as it is, and its version; zeros if there is none.
 local value = call('GET', KEYS[2])
-local have = read(value)
-if have then
-  if have.key ~= ARGV[11] then
+local version, wasDue, oldFlags, stamp, oldEnds, oldMarks, kept = 0, 0, 0, 0, 0, '', ''
+if value then
+  if byte(value, 1) ~= RECORD then
+    refuse('HOLDFASTFORMAT', 'of a record: ' .. tostring(byte(value, 1)))
+  end
+  local _, nonces, keys, marks, entries, at
+  version, _, wasDue, oldFlags, stamp, oldEnds, nonces, keys, marks, entries, at = unpackFrom('>I6I7I6BI6I6I2I2I3I3', value, 2)
+  local keyAt = at + nonces
+  local marksAt = keyAt + keys
+  local entriesAt = marksAt + marks
+  if sub(value, keyAt, marksAt - 1) ~= key then
     damaged('two keys have one hash')
   end
-  if have.version > m.sequence or have.stamp > have.version then
+  if version > sequence or stamp > version then
     damaged('a record is newer than the sequence')
   end
-  if have.nonce == ARGV[5] then
-    return {m.count, 'written', micros, have.version}
+  if sub(value, at, keyAt - 1) == nonce then
+    return {count, 'written', micros, version}
   end
+  oldMarks, kept = sub(value, marksAt, entriesAt - 1), sub(value, entriesAt, entriesAt + entries - 1)
 end
--- A number that is too large to be exact is no version.
-if (have and have.version or 0) ~= tonumber(ARGV[4]) then
-  return {m.count, 'mismatch', micros, value, have and call('GET', KEYS[3]) or false}
+if version ~= expected then
+  return {count, 'mismatch', micros, value, value and call('GET', KEYS[3])}
 end
 
-local meters, probes, n = tonumber(ARGV[18]), tonumber(ARGV[19]), tonumber(ARGV[20])
-local METERS = 24
-local asked = split('c' .. HASH, probes + n, ARGV[21])
-local values = fetch(KEYS[7], asked, 1, probes + n)
-local function excepted(i)
-  local tag = sub(ARGV[22], (i - 1) * HASH + 1, i * HASH)
-  return tag ~= NOTAG and tag or ''
+-- The strings that are probed for, and then those with marks, and their values.
+local asked, values = {}, {}
+if probes + n > 0 then
+  asked = split('c' .. HASH, probes + n, ARGV[11])
+  values = fetch(asked, 1, probes + n)
 end
+-- What marking makes, once it is needed.
+local m
 
 -- Probes. Mostly there is nothing under what is probed for, or nothing but what the
 -- probe excepts and what the record itself has left.
@@ -60,8 +104,8 @@ local found = false
 for i = 1, probes do
   local v = values[i]
   if v then
-    local except = excepted(i)
-    if except == '' then
+    local except = sub(ARGV[12], (i - 1) * HASH + 1, i * HASH)
+    if except == NOTAG then
       found = found or #v ~= 1 + HASH or sub(v, 2) ~= id
     else
       local at = 1
@@ -74,18 +118,20 @@ for i = 1, probes do
   end
 end
 if found then
-  local hit = search(asked, probes, values, excepted, ARGV[17], id, covered, math.floor(micros / 1000))
+  m = marking()
+  local function excepted(i)
+    local tag = sub(ARGV[12], (i - 1) * HASH + 1, i * HASH)
+    return tag ~= NOTAG and tag or ''
+  end
+  local hit = search(m, asked, probes, values, excepted, ARGV[13], id, covered, math.floor(micros / 1000))
   if hit then
-    return {m.count, 'blocked', micros, m.sequence, unpack(hit)}
+    return {count, 'blocked', micros, sequence, unpack(hit)}
   end
 end
 
 -- Meters. An entry is its meter's hash and its amount, 0 for none.
-local kept, sums = '', {}
-if have then
-  kept = have.entries
-end
-if meters > 0 or mode == 'remove' and kept ~= '' then
+local sums = {}
+if meters > 0 or mode == REMOVE and kept ~= '' then
   local compare, add, subtract = decimals()
   local entries, order, i = {}, {}, 1
   while i <= #kept do
@@ -94,7 +140,7 @@ if meters > 0 or mode == 'remove' and kept ~= '' then
     entries[hash], order[#order + 1] = sub(kept, i + HASH + 1, i + HASH + size), hash
     i = i + HASH + 1 + size
   end
-  if mode == 'remove' then
+  if mode == REMOVE then
     for i, hash in ipairs(order) do
       sums[i] = {hash = hash, amount = '0', limit = ''}
     end
@@ -114,7 +160,7 @@ if meters > 0 or mode == 'remove' and kept ~= '' then
       end
       e.sum = add(rest, e.amount)
       if e.limit ~= '' and compare(e.amount, before) > 0 and compare(e.sum, e.limit) > 0 then
-        return {m.count, 'full', micros, i - 1}
+        return {count, 'full', micros, i - 1}
       end
     end
     if not entries[e.hash] then
@@ -125,195 +171,76 @@ if meters > 0 or mode == 'remove' and kept ~= '' then
   local parts = {}
   for _, hash in ipairs(order) do
     if entries[hash] ~= '0' then
-      parts[#parts + 1] = hash .. char(#entries[hash]) .. entries[hash]
+      parts[#parts + 1] = hash .. string.char(#entries[hash]) .. entries[hash]
     end
   end
   kept = table.concat(parts)
 end
 
--- Marks: the strings of which the record has some, before or after, the value of
--- each, what it would be without others, '' if the record leaves it, and the tags that
--- the record had there.
-local strings, current, alone, had = {}, {}, split('>I4c0', n, ARGV[23]), {}
-local marks, ends, flags = ARGV[14], tonumber(ARGV[15]), tonumber(ARGV[9])
-local oldMarks = have and have.marks or ''
-for i = 1, n do
-  strings[i], current[i] = asked[probes + i], values[probes + i]
-end
-if mode == 'keep' then
-  marks, ends = oldMarks, have and have.ends or 0
-  if have and have.flags >= OWNENDS then
+-- Marks. The end of one lies in its record, so that the same marks again are few changes.
+local marks, same = ARGV[10], mode == KEEP
+if same then
+  marks, ends = oldMarks, oldEnds
+  if oldFlags >= OWNENDS then
     flags = flags + OWNENDS
   end
+else
+  same = oldMarks == marks
 end
--- The same marks again: few ones stay as they are.
-local same = oldMarks == marks
-if oldMarks ~= '' and (mode ~= 'replace' or not same) then
+
+local strings, alone, had = n, nil, {}
+if oldMarks ~= '' and not (mode == REPLACE and same) then
+  -- Marks that it had: strings of which it has none now come after the others.
+  m, alone = m or marking(), split('>I4c0', n, ARGV[14])
   local at = {}
   for i = 1, n do
-    at[strings[i]] = i
+    at[asked[probes + i]] = i
   end
-  eachMark(oldMarks, function(hash, tag)
+  m.eachMark(oldMarks, function(hash, tag)
     local i = at[hash]
     if not i then
-      i = #strings + 1
-      at[hash], strings[i], alone[i] = i, hash, ''
+      strings = strings + 1
+      i = strings
+      at[hash], asked[probes + i], alone[i] = i, hash, ''
     end
-    if mode == 'keep' then
-      alone[i] = alone[i] .. group(tag, id)
+    if mode == KEEP then
+      alone[i] = alone[i] .. m.group(tag, id)
     else
       had[i] = had[i] or {}
       had[i][#had[i] + 1] = tag
     end
   end)
-  for i, v in ipairs(fetch(KEYS[7], strings, n + 1, #strings)) do
-    current[n + i] = v
+  for i, v in ipairs(fetch(asked, probes + n + 1, probes + strings)) do
+    values[probes + n + i] = v
   end
 end
 
-local version = m.sequence + 1
-local rank = flags % OWNENDS >= NOTSETTLED and version + UNSETTLED or version
-local own
-local function endOf(hash, tag)
-  if flags < OWNENDS then
-    return ends
-  end
-  own = own or endsOf(marks)
-  return own[hash .. tag] or ends
-end
--- touch reads a group of many marks, and so has seen both of its keys.
-local function touch(name)
-  call('ZCARD', P .. 'e' .. name)
-  return call('ZCARD', P .. 'm' .. name)
-end
-
--- set and gone are what becomes of the values; moves, of the marks that do not lie there.
-local set, gone, moves = {}, {}, {}
-local function keep(hash, value)
-  if value == '' then
-    gone[#gone + 1] = hash
-  else
-    set[#set + 1], set[#set + 2] = hash, value
-  end
-end
-
--- change puts the record's marks of a string, all of whose cases are here: they are in
--- its value, elsewhere, or new.
-local function change(hash, value, from, will, had)
-  local groups, n = groupsOf(value, from), 0
-  local byTag, wants = {}, {}
-  for _, g in ipairs(groups) do
-    byTag[g.tag] = g
-    n = n + #g.ids / HASH
-  end
-  -- How many there are elsewhere, of the tags that are touched.
-  local counts = {}
-  local function elsewhere(tag, call, ...)
-    counts[tag] = counts[tag] or touch(hash .. tag)
-    moves[#moves + 1] = {name = hash .. tag, call = call, ...}
-  end
-  for _, w in ipairs(will) do
-    wants[w.tag] = true
-  end
-  local known = {}
-  for _, tag in ipairs(had) do
-    known[tag] = true
-    local g = byTag[tag]
-    local at = g and find(g.ids, id)
-    if at then
-      if not wants[tag] then
-        g.ids, n = sub(g.ids, 1, at - 1) .. sub(g.ids, at + HASH), n - 1
-      end
-    elseif wants[tag] then
-      elsewhere(tag, 'ZADD', {rank, id}, {score(endOf(hash, tag)), id})
-    else
-      elsewhere(tag, 'ZREM', {id}, {id})
-      counts[tag] = counts[tag] - 1
-    end
-  end
-  for _, w in ipairs(will) do
-    if not known[w.tag] then
-      local g = byTag[w.tag]
-      n = n + 1
-      if g then
-        g.ids = g.ids .. id
-      else
-        groups[#groups + 1] = w
-      end
-    end
-  end
-  -- The oldest are moved elsewhere.
-  local rest = n > LARGE and n - SMALL or 0
-  for _, g in ipairs(groups) do
-    local ranks, byEnd, k = {}, {}, 0
-    while rest > 0 and k < #g.ids / HASH do
-      local of = sub(g.ids, k * HASH + 1, k * HASH + HASH)
-      local f = of ~= id and facts(of)
-      ranks[2 * k + 1], ranks[2 * k + 2] = f and f.rank or rank, of
-      byEnd[2 * k + 1] = score(f and f.ends(hash, g.tag) or not f and endOf(hash, g.tag))
-      byEnd[2 * k + 2] = of
-      k, rest = k + 1, rest - 1
-    end
-    if k > 0 then
-      elsewhere(g.tag, 'ZADD', ranks, byEnd)
-      counts[g.tag], g.ids = counts[g.tag] + k, sub(g.ids, k * HASH + 1)
-    end
-  end
-  local parts, tags, first = {}, {}, 254
-  local function tell(tag)
-    if counts[tag] and counts[tag] < 1 then
-      return
-    end
-    if tag == '' then
-      first = 255
-    else
-      tags[#tags + 1] = tag
-    end
-  end
-  for _, tag in ipairs(from > 1 and tagsOf(value) or {}) do
-    tell(tag)
-    counts[tag] = 0
-  end
-  for tag in pairs(counts) do
-    tell(tag)
-  end
-  if first == 255 or #tags > 0 then
-    if #tags > 65535 then
-      refuse('HOLDFASTSIZE', 'of the tags of a mark')
-    end
-    parts[1] = char(first) .. pack('>I2', #tags) .. table.concat(tags)
-  end
-  for _, g in ipairs(groups) do
-    if g.ids ~= '' then
-      parts[#parts + 1] = group(g.tag, g.ids)
-    end
-  end
-  local next = table.concat(parts)
-  if next ~= value then
-    keep(hash, next)
-  end
-end
-
-for i, hash in ipairs(strings) do
-  local v, a = current[i], alone[i]
-  if not v then
-    if a ~= '' then
-      keep(hash, a)
-    end
-  else
-    local from = few(v)
+-- What becomes of the values, and of the marks that do not lie there.
+local next = sequence + 1
+local set, gone, moves, change = {}, {}, {}, nil
+for i = 1, strings do
+  local hash, v = asked[probes + i], values[probes + i]
+  if not (v and same and byte(v, 1) < 254) then
+    alone = alone or split('>I4c0', n, ARGV[14])
+    local a = alone[i]
+    local from = v and (byte(v, 1) < 254 and 1 or 4 + HASH * unpackFrom('>I2', v, 2))
     local one = #a == 1 + HASH and 1 or #a == 1 + HASH + HASH and 1 + HASH
-    if same and (from == 1 or one and string.find(v, id, from, true)) then
+    if not v then
+      if a ~= '' then
+        set[#set + 1], set[#set + 2] = hash, a
+      end
+    elseif same and one and string.find(v, id, from, true) then
       -- It lies in the value, where nothing changes.
     elseif not same and one and not had[i] and from > #v then
-      keep(hash, v .. a)
+      set[#set + 1], set[#set + 2] = hash, v .. a
     elseif not same and one and not had[i] and byte(v, from) % 128 < LARGE
       and #v == from - 1 + one + byte(v, from) % 128 * HASH and sub(v, from + 1, from + one - 1) == sub(a, 2, one) then
       -- All have its tag, or none.
-      keep(hash, sub(v, 1, from - 1) .. char(byte(v, from) + 1) .. sub(v, from + 1) .. id)
+      set[#set + 1], set[#set + 2] = hash, sub(v, 1, from - 1) .. string.char(byte(v, from) + 1) .. sub(v, from + 1) .. id
     else
-      local will = groupsOf(a, 1)
-      local before = had[i] or {}
+      m = m or marking()
+      change = change or changing(m, id, next, flags, marks, ends, set, gone, moves)
+      local will, before = m.groupsOf(a, 1), had[i] or {}
       if same then
         for k, w in ipairs(will) do
           before[k] = w.tag
@@ -328,26 +255,27 @@ if #marks >= MOSTBYTES or #kept >= MOSTBYTES then
   refuse('HOLDFASTSIZE', 'of marks or meters')
 end
 
--- All keys that are written below have been, or are here, passed to a command of
--- their type, and the user may use all commands that write.
-local hadBody = call('STRLEN', KEYS[3]) > 0
-local due, held = tonumber(ARGV[8]), flags % 2 == HELD
-local wasDue, wasHeld = have and have.due or 0, have and have.flags % 2 == HELD or false
-if due ~= wasDue then
-  call('ZCARD', KEYS[4])
-end
+-- All keys that are written below have been passed to a command of their type, or are
+-- here, or come first; and the user may use all commands that write.
+local held, wasHeld = flags % 2 == HELD, oldFlags % 2 == HELD
 if held ~= wasHeld then
   call('ZCARD', KEYS[5])
 end
 local may = redis.acl_check_cmd
 if may and not (may('HSET', KEYS[1], 'sequence', '0') and may('SET', KEYS[2], '') and may('ZADD', KEYS[4], '0', id)
-  and (not have or may('DEL', KEYS[2]) and may('ZREM', KEYS[4], id) and may('HDEL', KEYS[7], id))) then
+  and (not value or may('DEL', KEYS[2]) and may('ZREM', KEYS[4], id) and may('HDEL', KEYS[7], id))) then
   refuse('NOPERM', 'the user may not use all of HSET, SET, ZADD, DEL, ZREM and HDEL')
 end
 
+if due ~= wasDue then
+  if due == 0 then
+    call('ZREM', KEYS[4], id)
+  else
+    call('ZADD', KEYS[4], due, id)
+  end
+end
 -- From here on everything is written, and nothing can fail.
-local count = m.count + 1
-call('HSET', KEYS[1], 'sequence', version, NAME, entry(count, micros, m.void))
+call('HSET', KEYS[1], 'sequence', next, NAME, entry(count + 1))
 
 for _, move in ipairs(moves) do
   call(move.call, P .. 'm' .. move.name, unpack(move[1]))
@@ -368,31 +296,29 @@ for _, e in ipairs(sums) do
   end
 end
 
-if due ~= wasDue then
-  if due == 0 then
-    call('ZREM', KEYS[4], id)
-  else
-    call('ZADD', KEYS[4], due, id)
-  end
-end
 if held ~= wasHeld then
+  -- The held sort by key, byte for byte, and end with the id: a zero byte of the key is
+  -- followed by 255, and the key ends with 0, 1.
+  local member = string.gsub(key, '%z', '\0\255') .. '\0\1' .. id
   if held then
-    call('ZADD', KEYS[5], 0, ARGV[10])
+    call('ZADD', KEYS[5], 0, member)
   else
-    call('ZREM', KEYS[5], ARGV[10])
+    call('ZREM', KEYS[5], member)
   end
 end
 
-if mode == 'remove' then
+if mode == REMOVE then
   call('DEL', KEYS[2], KEYS[3])
-  return {count, 'written', micros, 0}
+  return {count + 1, 'written', micros, 0}
 end
-local stamp = mode == 'keep' and have and have.stamp or version
-call('SET', KEYS[2], pack('>BI6I7I6BI6I6I2I2I3I3', RECORD, version, micros, due, flags, stamp, ends,
-  #ARGV[5], #ARGV[11], #marks, #kept) .. ARGV[5] .. ARGV[11] .. marks .. kept .. ARGV[12])
-if ARGV[13] ~= '' then
-  call('SET', KEYS[3], ARGV[13])
-elseif hadBody then
+if mode ~= KEEP or not value then
+  stamp = next
+end
+call('SET', KEYS[2], pack('>BI6I7I6BI6I6I2I2I3I3', RECORD, next, micros, due, flags, stamp, ends,
+  #nonce, #key, #marks, #kept) .. nonce .. key .. marks .. kept .. ARGV[8])
+if ARGV[9] ~= '' then
+  call('SET', KEYS[3], ARGV[9])
+elseif value then
   call('DEL', KEYS[3])
 end
-return {count, 'written', micros, version}
+return {count + 1, 'written', micros, next}
