@@ -10,6 +10,8 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/holdfast-dev/holdfast/internal/intent"
@@ -27,9 +29,27 @@ const (
 	markNeverSent    = "never-sent"    // tool, caller and scope of a hold that was never sent
 )
 
-func digest(parts ...string) string {
-	sum := sha256.Sum256([]byte(lengthPrefixed(parts...)))
-	return hex.EncodeToString(sum[:])
+// namer writes names one behind the other into memory that they share.
+type namer struct{ strings.Builder }
+
+// name is that of a mark or probe of this kind and budget.
+func (n *namer) name(kind, budget, rest string) string {
+	start := n.Len()
+	for _, part := range [...]string{kind, budget, rest} {
+		var digits [20]byte
+		n.Write(append(strconv.AppendInt(digits[:0], int64(len(part)), 10), ':'))
+		n.WriteString(part)
+	}
+	return n.String()[start:]
+}
+
+// hashed is a name that ends with the hash of these parts.
+func (n *namer) hashed(kind, budget string, parts ...string) string {
+	var text [512]byte
+	sum := sha256.Sum256(appendPrefixed(text[:0], parts...))
+	var digits [2 * sha256.Size]byte
+	hex.Encode(digits[:], sum[:])
+	return n.name(kind, budget, string(digits[:]))
 }
 
 // markNames are the strings of a record's marks and probes. They follow from its identity and
@@ -41,13 +61,16 @@ type markNames struct {
 	exact, neverSent string
 	// identity: see identityTags.
 	identity [3]string
-	scope    []pathNames
-	lineage  []pathNames // one, or none
+	scope    []pathsNames
+	lineage  []pathsNames // one, or none
 }
 
-type pathNames struct {
-	own, under string
-	// ancestors are the path's own, each as itself and as what it lies under.
+// pathNames are those of a path: as itself, and as what something lies under.
+type pathNames struct{ own, under string }
+
+// pathsNames are those of a path and of its ancestors.
+type pathsNames struct {
+	pathNames
 	ancestors []pathNames
 }
 
@@ -60,37 +83,49 @@ func (r *record) names() *markNames {
 	if r.Amount != nil {
 		amount = lengthPrefixed(r.Amount.Currency, r.Amount.Value)
 	}
+	var in namer
+	in.Grow(2048)
 	n := &markNames{
 		budget: b, imported: r.Imported,
-		neverSent: lengthPrefixed(markNeverSent, b, digest(r.Tool, r.Caller, r.CallerUID, scope)),
+		neverSent: in.hashed(markNeverSent, b, r.Tool, r.Caller, r.CallerUID, scope),
 		identity: [3]string{
-			lengthPrefixed(markPayment, b, digest(r.Tool, r.Recipient, amount)),
-			lengthPrefixed(markPayment, b, digest(r.Tool, r.Recipient)),
-			lengthPrefixed(markPayment, b, digest(r.Tool)),
+			in.hashed(markPayment, b, r.Tool, r.Recipient, amount),
+			in.hashed(markPayment, b, r.Tool, r.Recipient),
+			in.hashed(markPayment, b, r.Tool),
 		},
-		scope: make([]pathNames, len(r.Scope)),
+		scope: make([]pathsNames, len(r.Scope)),
 	}
 	for i, p := range r.Scope {
-		n.scope[i] = namePath(markScope, markUnderScope, b, p)
+		n.scope[i] = in.path(markScope, markUnderScope, b, p)
 	}
 	if r.Lineage != "" {
-		n.exact = lengthPrefixed(markExact, b, digest(r.Tool, r.Caller, r.CallerUID, scope, string(r.Lineage), r.Fingerprint))
-		n.lineage = []pathNames{namePath(markLineage, markUnderLineage, b, r.Lineage)}
+		n.exact = in.hashed(markExact, b, r.Tool, r.Caller, r.CallerUID, scope, string(r.Lineage), r.Fingerprint)
+		n.lineage = []pathsNames{in.path(markLineage, markUnderLineage, b, r.Lineage)}
 	}
 	r.named = n
 	return n
 }
 
-func namePath(own, under, budget string, p intent.Path) pathNames {
+func (n *namer) path(own, under, budget string, p intent.Path) pathsNames {
 	name := func(p intent.Path) pathNames {
-		return pathNames{own: lengthPrefixed(own, budget, string(p)), under: lengthPrefixed(under, budget, string(p))}
+		return pathNames{own: n.name(own, budget, string(p)), under: n.name(under, budget, string(p))}
 	}
-	n, ancestors := name(p), p.Ancestors()
-	n.ancestors = make([]pathNames, len(ancestors))
+	ancestors := p.Ancestors()
+	names := pathsNames{pathNames: name(p), ancestors: make([]pathNames, len(ancestors))}
 	for i, a := range ancestors {
-		n.ancestors[i] = name(a)
+		names.ancestors[i] = name(a)
 	}
-	return n
+	return names
+}
+
+// most is how many marks or probes there are of the paths at the most, with those of another kind.
+func (n *markNames) most(others int) int {
+	for _, paths := range [2][]pathsNames{n.scope, n.lineage} {
+		for i := range paths {
+			others += 2 + len(paths[i].ancestors)
+		}
+	}
+	return others
 }
 
 // identityTags are how records of one tool meet across a change of its identity block:
@@ -114,13 +149,13 @@ func (r *record) marks(now time.Time) []store.Mark {
 	if ends {
 		until = now.Add(r.Policy.Window)
 	}
-	out := make([]store.Mark, 0, 16)
+	out := make([]store.Mark, 0, n.most(5))
 	add := func(s, tag string) {
 		if !slices.ContainsFunc(out, func(m store.Mark) bool { return m.String == s }) {
 			out = append(out, store.Mark{String: s, Tag: tag, Until: until})
 		}
 	}
-	for _, paths := range [2][]pathNames{n.scope, n.lineage} {
+	for _, paths := range [2][]pathsNames{n.scope, n.lineage} {
 		for _, p := range paths {
 			add(p.own, "")
 			for _, a := range p.ancestors {
@@ -148,14 +183,15 @@ func (r *record) marks(now time.Time) []store.Mark {
 
 // probes are what a step into flight asks, with the kind of each. first: it has no record.
 func (r *record) probes(first bool) (probes []store.Probe, kinds []string) {
-	probes, kinds = make([]store.Probe, 0, 20), make([]string, 0, 20)
+	n := r.names()
+	most := n.most(5)
+	probes, kinds = make([]store.Probe, 0, most), make([]string, 0, most)
 	add := func(kind string, p store.Probe) {
 		// There are few: at most some for each segment of each path.
 		if !slices.ContainsFunc(probes, func(have store.Probe) bool { return have.String == p.String }) {
 			probes, kinds = append(probes, p), append(kinds, kind)
 		}
 	}
-	n := r.names()
 	if n.exact != "" {
 		add(markExact, store.Probe{String: n.exact, First: true})
 	}
@@ -164,7 +200,7 @@ func (r *record) probes(first bool) (probes []store.Probe, kinds []string) {
 		// has already; one's own release is not stopped by a later twin.
 		add(markNeverSent, store.Probe{String: n.neverSent, First: true})
 	}
-	paths := func(kind string, paths []pathNames) {
+	paths := func(kind string, paths []pathsNames) {
 		for _, p := range paths {
 			add(kind, store.Probe{String: p.own})
 			for _, a := range p.ancestors {

@@ -186,12 +186,15 @@ func lengthPrefixed(parts ...string) string {
 	for _, p := range parts {
 		size += len(p) + 8
 	}
-	b := make([]byte, 0, size)
+	return string(appendPrefixed(make([]byte, 0, size), parts...))
+}
+
+func appendPrefixed(b []byte, parts ...string) []byte {
 	for _, p := range parts {
 		b = append(strconv.AppendInt(b, int64(len(p)), 10), ':')
 		b = append(b, p...)
 	}
-	return string(b)
+	return b
 }
 
 // splitPrefixed is the reverse of lengthPrefixed for so many parts.
@@ -216,14 +219,13 @@ func HoldName(k Key, number int) string {
 
 // providerKey is the stable key that the provider sees.
 func providerKey(domain string, k Key, generation int) string {
-	h := sha256.New()
-	for _, p := range []string{domain, k.Namespace, k.Tool, k.Caller, k.IntentID, strconv.Itoa(generation)} {
-		var n [8]byte
-		binary.BigEndian.PutUint64(n[:], uint64(len(p)))
-		h.Write(n[:])
-		h.Write([]byte(p))
+	var text [512]byte
+	b := text[:0]
+	for _, p := range [...]string{domain, k.Namespace, k.Tool, k.Caller, k.IntentID, strconv.Itoa(generation)} {
+		b = append(binary.BigEndian.AppendUint64(b, uint64(len(p))), p...)
 	}
-	return "hf_" + hex.EncodeToString(h.Sum(nil))[:48]
+	sum := sha256.Sum256(b)
+	return "hf_" + hex.EncodeToString(sum[:24])
 }
 
 func (r *record) id() Key {

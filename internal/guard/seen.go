@@ -11,10 +11,11 @@ import (
 )
 
 // At most seenPages times seenPage intents are remembered; a newer one takes the place
-// of an older one. A page is made when it is needed.
+// of an older one, so there are far more places than intents that are retried. A page is
+// made when it is needed; all of them are 4 MiB.
 const (
-	seenPages = 256
-	seenPage  = 256
+	seenPages = 1024
+	seenPage  = 512
 )
 
 var seenSeed = maphash.MakeSeed()

@@ -24,7 +24,7 @@ func TestSeen(t *testing.T) {
 			t.Errorf("%d was forgotten at once", i)
 		}
 	}
-	for i := range 10 * seenPages * seenPage {
+	for i := range 2 * seenPages * seenPage {
 		s.add(fmt.Sprint("more ", i))
 	}
 }
