@@ -101,7 +101,13 @@ func (s *sender) send(ctx context.Context, t target, timeout time.Duration, end 
 	if len(t.body) > 0 {
 		req.Body, req.ContentLength = io.NopCloser(bytes.NewReader(t.body)), int64(len(t.body))
 	}
-	raw := bytes.NewBuffer(make([]byte, 0, 1024+len(t.body)))
+	raw := requests.Get().(*bytes.Buffer)
+	defer func() {
+		if raw.Cap() <= maxHeader { // a long one would stay for good
+			raw.Reset()
+			requests.Put(raw)
+		}
+	}()
 	if err := req.Write(raw); err != nil {
 		return exchange{err: fmt.Errorf("write the request down: %w", err)}
 	}
@@ -244,10 +250,11 @@ func headValues(head []byte, header string) []string {
 	return out
 }
 
-// readers and pieces are used again: an answer is short, what reads it is not.
+// These are used again: an answer is short, what reads it is not.
 var (
-	readers = sync.Pool{New: func() any { return bufio.NewReader(nil) }}
-	pieces  = sync.Pool{New: func() any { return new([32 << 10]byte) }}
+	requests = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+	readers  = sync.Pool{New: func() any { return bufio.NewReader(nil) }}
+	pieces   = sync.Pool{New: func() any { return new([32 << 10]byte) }}
 )
 
 // recorder keeps what was read through it, until it is done.

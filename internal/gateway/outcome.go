@@ -4,6 +4,7 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -81,15 +82,16 @@ func result(x exchange, keep int64, now time.Time) guard.Result {
 // reference is the provider's own name of the payment: the member id of a JSON object,
 // if it is a string of 1 to 128 printable ASCII characters without spaces.
 func reference(a *answer) string {
-	if media, _, err := mime.ParseMediaType(a.header.Get("Content-Type")); err != nil || media != "application/json" && !strings.HasSuffix(media, "+json") {
+	if kind := a.header.Get("Content-Type"); kind != "application/json" { // as nearly all are
+		if media, _, err := mime.ParseMediaType(kind); err != nil || media != "application/json" && !strings.HasSuffix(media, "+json") {
+			return ""
+		}
+	}
+	if a.cut || !json.Valid(a.body) {
 		return ""
 	}
-	if a.cut {
-		return ""
-	}
-	members := map[string]json.RawMessage{}
 	var id string
-	if json.Unmarshal(a.body, &members) != nil || json.Unmarshal(members["id"], &id) != nil || len(id) > 128 {
+	if json.Unmarshal(member(a.body, "id"), &id) != nil || len(id) > 128 {
 		return ""
 	}
 	for i := range len(id) {
@@ -98,6 +100,56 @@ func reference(a *answer) string {
 		}
 	}
 	return id
+}
+
+// member is the last member of that name of an object, as encoding/json takes it; nil: there
+// is none, or body is no object. body must be valid JSON.
+func member(body []byte, name string) (value []byte) {
+	body = bytes.TrimLeft(body, " \t\r\n")
+	if body[0] != '{' {
+		return nil
+	}
+	depth, key, begun := 0, []byte(nil), 0
+	for i := 0; i < len(body); i++ {
+		switch body[i] {
+		case '"':
+			start := i
+			for i++; body[i] != '"'; i++ {
+				if body[i] == '\\' {
+					i++
+				}
+			}
+			if depth == 1 && begun == 0 {
+				key = body[start : i+1]
+			}
+		case ':':
+			if depth == 1 {
+				begun = i + 1
+			}
+		case '{', '[':
+			depth++
+		case ',', '}', ']':
+			if depth == 1 && begun > 0 && isName(key, name) {
+				value = body[begun:i]
+			}
+			if depth == 1 {
+				begun = 0
+			}
+			if body[i] != ',' {
+				depth--
+			}
+		}
+	}
+	return value
+}
+
+// isName says whether a JSON string is this name.
+func isName(text []byte, name string) bool {
+	if bytes.IndexByte(text, '\\') < 0 {
+		return string(text[1:len(text)-1]) == name
+	}
+	var s string
+	return json.Unmarshal(text, &s) == nil && s == name
 }
 
 // retryAfter reads the header (RFC 9110, section 10.2.3): seconds or a date.

@@ -1,10 +1,13 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"slices"
@@ -77,6 +80,44 @@ func TestReference(t *testing.T) {
 		a.header.Set("Content-Type", "text/plain")
 		if got := reference(a); got != "" {
 			t.Errorf("text gives %q", got)
+		}
+	}
+}
+
+// A member is the one that encoding/json takes, whatever stands around it.
+func TestMember(t *testing.T) {
+	pieces := []string{
+		`{`, `}`, `[`, `]`, `,`, `:`, ` `, "\n", `"id"`, `"i\u0064"`, `"ID"`, `"x"`, `"a\"id\":{}"`, `"\\"`, `"id\\"`, `null`, `1.5e3`, `true`,
+		`"id":"re_1"`, `"id" : "re_2",`, `"x":{"id":"in"},`, `"id":{"id":[1,{"id":2}]}`, `[{"id":"in"}]`, `,"y":["id",{"id":"in"}]`, "\"bad\xff\":1,",
+	}
+	random := rand.New(rand.NewPCG(5, 6))
+	found := 0
+	for range 300_000 {
+		text := []byte("{")
+		for range random.IntN(8) {
+			text = append(text, pieces[random.IntN(len(pieces))]...)
+		}
+		if text = append(text, '}'); !json.Valid(text) {
+			continue
+		}
+		var members map[string]json.RawMessage
+		if err := json.Unmarshal(text, &members); err != nil {
+			t.Fatal(err)
+		}
+		got := bytes.TrimSpace(member(text, "id"))
+		if !bytes.Equal(got, members["id"]) {
+			t.Fatalf("of %s: %q, want %q", text, got, members["id"])
+		}
+		if got != nil {
+			found++
+		}
+	}
+	if found < 1000 {
+		t.Errorf("only %d were found", found)
+	}
+	for _, text := range []string{`null`, ` "id" `, `1`, `["id",{"id":"re_1"}]`, "\t[]"} {
+		if got := member([]byte(text), "id"); got != nil {
+			t.Errorf("of %s: %q", text, got)
 		}
 	}
 }

@@ -36,9 +36,12 @@ type call struct {
 	method, path string
 	// query: a string, or a list of strings if the parameter came more than once.
 	query map[string]any
-	// header: strings by lower-case name; values of a repeated one joined by ", ", of
-	// one that has one meaning only taken once.
-	header map[string]any
+	// sent are the headers as they came, and of header those of which expressions see
+	// something: strings by lower-case name; values of a repeated one joined by ", ", of one
+	// that has one meaning only taken once. It is made when it is asked for: see headers.
+	sent       http.Header
+	keyHeaders []string
+	header     map[string]any
 	// body is the decoded body, with the case of the tool's addresses folded.
 	body                  any
 	session, index, agent string
@@ -68,7 +71,7 @@ var callFields = map[string]callField{
 	"method":  {cel.StringType, func(c *call) (any, bool) { return c.method, true }},
 	"path":    {cel.StringType, func(c *call) (any, bool) { return c.path, true }},
 	"query":   {cel.MapType(cel.StringType, cel.DynType), func(c *call) (any, bool) { return c.query, true }},
-	"header":  {cel.MapType(cel.StringType, cel.StringType), func(c *call) (any, bool) { return c.header, true }},
+	"header":  {cel.MapType(cel.StringType, cel.StringType), func(c *call) (any, bool) { return c.headers(), true }},
 	"body":    {cel.DynType, func(c *call) (any, bool) { return c.body, c.body != nil }},
 	"session": text(func(c *call) string { return c.session }),
 	"index":   text(func(c *call) string { return c.index }),
@@ -185,21 +188,49 @@ func newCall(in CallInput, volatile intent.Volatile, keyHeaders []string) (*call
 		delete(c.body.(map[string]any), "id")
 	}
 	c.query = queryValues(in.Query)
-	c.header = make(map[string]any, len(in.Header))
+	c.sent, c.keyHeaders = in.Header, keyHeaders
 	for name, values := range in.Header {
-		lower := strings.ToLower(name)
-		if hiddenHeader(lower) {
-			continue
-		}
-		c.header[lower] = strings.Join(values, ", ")
-		// A client or proxy that sends a key twice on a retry means the same intent.
-		if name == sessionHeader || name == indexHeader || slices.ContainsFunc(keyHeaders, func(key string) bool { return strings.EqualFold(key, name) }) {
-			if c.header[lower], err = only(name, values); err != nil {
+		if c.once(name) {
+			if _, err := only(name, values); err != nil {
 				return nil, err
 			}
 		}
 	}
 	return c, nil
+}
+
+// once says whether a header has one meaning only: a client or proxy that sends a key
+// twice on a retry means the same intent.
+func (c *call) once(name string) bool {
+	return name == sessionHeader || name == indexHeader || slices.ContainsFunc(c.keyHeaders, func(key string) bool { return strings.EqualFold(key, name) })
+}
+
+func (c *call) headers() map[string]any {
+	if c.header != nil {
+		return c.header
+	}
+	c.header = make(map[string]any, len(c.sent))
+	for name, values := range c.sent {
+		lower := strings.ToLower(name)
+		switch {
+		case hiddenHeader(lower):
+		case c.once(name):
+			c.header[lower], _ = only(name, values) // newCall has refused those that differ
+		default:
+			c.header[lower] = strings.Join(values, ", ")
+		}
+	}
+	return c.header
+}
+
+// oneHeader is what headers has of a name, which is in lower case and not hidden. The
+// others are not looked at if it came as servers give it.
+func (c *call) oneHeader(name, canonical string) (any, bool) {
+	if values := c.sent[canonical]; len(values) == 1 && c.header == nil {
+		return values[0], true
+	}
+	v, ok := c.headers()[name]
+	return v, ok
 }
 
 func queryValues(query url.Values) map[string]any {

@@ -9,6 +9,9 @@
 package policy
 
 import (
+	"net/textproto"
+	"strings"
+
 	"github.com/google/cel-go/common/ast"
 	"github.com/google/cel-go/common/operators"
 	"github.com/google/cel-go/common/types"
@@ -168,6 +171,13 @@ func rawOf(x ast.Expr) raw {
 	read := rawOf(of)
 	if read == nil {
 		return nil
+	}
+	if of.Kind() == ast.SelectKind && of.AsSelect().FieldName() == "header" && of.AsSelect().Operand().Kind() == ast.IdentKind {
+		canonical := textproto.CanonicalMIMEHeaderKey(name)
+		if strings.ToLower(canonical) != name || hiddenHeader(name) {
+			return nil // CEL says what becomes of it
+		}
+		return func(c *call) (any, bool) { return c.oneHeader(name, canonical) }
 	}
 	return func(c *call) (any, bool) {
 		v, ok := read(c)
