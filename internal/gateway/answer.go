@@ -4,7 +4,6 @@ package gateway
 
 import (
 	"net/http"
-	"slices"
 	"strconv"
 	"time"
 
@@ -91,7 +90,7 @@ func (c *call) deadline() {
 func (c *call) write(status int, header http.Header, body []byte, wait time.Duration) {
 	h := c.w.Header()
 	for name, values := range header {
-		h[name] = slices.Clone(values)
+		h[name] = values // nobody changes them
 	}
 	if _, ok := h["Content-Type"]; !ok {
 		h["Content-Type"] = nil // the upstream named none, and none is guessed
@@ -122,12 +121,12 @@ func (c *call) truncated(size int64, digest string) {
 	h.Set(headerDigest, digest)
 }
 
-// pass answers with what the upstream has just answered.
-func (c *call) pass(a *answer, wait time.Duration) {
+// pass answers with what the upstream has just answered; header is what the caller gets of its headers.
+func (c *call) pass(a *answer, header http.Header, wait time.Duration) {
 	if a.cut {
 		c.truncated(a.size, a.digest)
 	}
-	c.write(a.status, endToEnd(a.header), a.body, wait)
+	c.write(a.status, header, a.body, wait)
 }
 
 // replay answers with what the record keeps.

@@ -119,7 +119,7 @@ func (c *call) serve() *problem {
 		p.Reason = "suffix_not_declared"
 		return p
 	}
-	query, err := url.ParseQuery(c.r.URL.RawQuery)
+	query, err := parseQuery(c.r.URL.RawQuery)
 	if err != nil {
 		return c.failure(&intent.InvalidError{Field: "query", Reason: "cannot be read: escape it again"}, tool)
 	}
@@ -459,7 +459,7 @@ func (c *call) spend(engine *guard.Engine, tool *policy.Tool, t target, ticket *
 	}
 	if a.Verdict == guard.Allow && x.answer != nil {
 		c.verdict = guard.Allow
-		c.pass(x.answer, a.RetryAfter)
+		c.pass(x.answer, r.Response.Header, a.RetryAfter)
 		return nil
 	}
 	return c.tell(a, tool)

@@ -59,7 +59,7 @@ func named(h http.Header) []string {
 
 // forwarded picks the headers of a call that go upstream.
 func forwarded(call http.Header, allowed []string) http.Header {
-	out := http.Header{}
+	out := make(http.Header, len(allowed)+2) // User-Agent and the provider's key may follow
 	gone := named(call)
 	for _, name := range allowed {
 		name = textproto.CanonicalMIMEHeaderKey(name)
@@ -75,7 +75,7 @@ func forwarded(call http.Header, allowed []string) http.Header {
 
 // endToEnd picks the headers of an upstream's answer that the caller gets and a record keeps.
 func endToEnd(answer http.Header) http.Header {
-	out := http.Header{}
+	out := make(http.Header, len(answer))
 	gone := named(answer)
 	for name, values := range answer {
 		if slices.Contains(neverAnswered, name) || slices.Contains(gone, name) || isHoldfast(name) {

@@ -104,6 +104,14 @@ func pollPath(namespace, tool, intentID string) string {
 	return "/v1/namespaces/" + namespace + "/tools/" + tool + "/" + intents + "/" + url.PathEscape(intentID)
 }
 
+// parseQuery is url.ParseQuery, which makes a map also of nothing.
+func parseQuery(raw string) (url.Values, error) {
+	if raw == "" {
+		return nil, nil
+	}
+	return url.ParseQuery(raw)
+}
+
 // upstreamURL is the tool's URL with a declared suffix and the caller's query. The tool's
 // own query parameters cannot be given again: two readers could take different ones.
 func upstreamURL(base *url.URL, suffix string, query url.Values) (*url.URL, error) {
@@ -115,7 +123,10 @@ func upstreamURL(base *url.URL, suffix string, query url.Values) (*url.URL, erro
 	if suffix == "" {
 		u.Path, u.RawPath = base.Path, base.RawPath
 	}
-	own := base.Query()
+	var own url.Values
+	if base.RawQuery != "" && len(query) > 0 {
+		own = base.Query()
+	}
 	for name := range query {
 		if own.Has(name) {
 			return nil, &intent.InvalidError{Field: "query", Reason: "holds a parameter that the tool itself sets: leave it out"}

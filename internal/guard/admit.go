@@ -45,18 +45,18 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 	key := c.Key.String()
 	var cur *record
 	if e.seen.has(key) {
-		until := e.soon()
-		r, _, err := e.get(ctx, key)
+		began := e.o.Clock.Now()
+		r, _, err := e.getAt(ctx, key, began.Boot)
 		if err == nil {
 			cur = r
-		} else if e.o.Clock.Now().left(until) <= 0 {
+		} else if e.o.Clock.Now().left(began.after(e.o.Repeat)) <= 0 {
 			return Answer{}, err // it was waited for long enough; else the Reserve asks again
 		}
 	}
 	for range maxTries {
 		// The clock that ends the send starts before the Reserve.
 		start := e.o.Clock.Now()
-		now, err := e.now(ctx)
+		now, err := e.now(ctx, start.Boot)
 		if err != nil {
 			return Answer{}, err
 		}
@@ -98,7 +98,7 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 			w.Meters = append(w.Meters, neverWritten)
 		}
 		req := store.Reserve{Write: w, Probes: e.mutatedProbes(probes, from), PassedOver: next.passedOver()}
-		res, err := e.repeat(ctx, start.after(e.o.Repeat), func() (store.Result, error) { return e.st.Reserve(ctx, req) })
+		res, err := e.repeat(ctx, start.Boot, start.after(e.o.Repeat), func() (store.Result, error) { return e.st.Reserve(ctx, req) })
 		if err != nil {
 			if errors.Is(err, store.ErrUnavailable) {
 				// It may have landed. Nobody will send under it: say so once the store answers.
@@ -109,7 +109,7 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 		}
 		if res.Outcome == store.Written {
 			next.version = res.Version
-			e.done(pending{from: from, to: next, on: onCall})
+			e.done(pending{from: from, to: next, on: onCall}, res.boot)
 			a := e.ticket(next, start)
 			if err := e.doubts(ctx, next, res, lost); err != nil {
 				// It stands, and nobody sends under it.
@@ -126,11 +126,11 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 			if cur, err = decode(res.Record); err != nil {
 				return Answer{}, err
 			}
-			e.see(cur)
+			e.see(cur, res.boot)
 			if cur != nil && cur.State == InFlight && cur.last().Nonce == next.last().Nonce {
 				// This write was made, its reply was lost, and a late result was written
 				// over it since. The lease is this writer's all the same.
-				e.done(pending{from: from, to: cur, on: onCall})
+				e.done(pending{from: from, to: cur, on: onCall}, res.boot)
 				return e.ticket(cur, start), nil
 			}
 		case store.Blocked:

@@ -185,9 +185,9 @@ func (h *header) pack() []byte {
 }
 
 func (b *body) pack() []byte {
-	size := 512
+	size := 128 + 128*len(b.Attempts)
 	if b.Response != nil {
-		size += len(b.Response.Body)
+		size += 256 + len(b.Response.Body)
 	}
 	c := coder{out: make([]byte, contentAt, size)}
 	b.fields(&c)
@@ -201,17 +201,21 @@ func seal(b []byte) []byte {
 	return b
 }
 
-func decodeHeader(r *store.Record) (header, error) {
-	var h header
-	if err := unpack(r.Header, &h, (*header).fields); err != nil {
-		return h, fmt.Errorf("%w: header of %q: %w", ErrCorrupt, r.Key, err)
+func decodeHeader(r *store.Record) (h header, err error) {
+	err = h.decode(r)
+	return h, err
+}
+
+func (h *header) decode(r *store.Record) error {
+	if err := unpack(r.Header, h, (*header).fields); err != nil {
+		return fmt.Errorf("%w: header of %q: %w", ErrCorrupt, r.Key, err)
 	}
 	var parts [4]string
 	if !splitPrefixed(r.Key, parts[:]) {
-		return h, fmt.Errorf("%w: key %q", ErrCorrupt, r.Key)
+		return fmt.Errorf("%w: key %q", ErrCorrupt, r.Key)
 	}
 	h.Namespace, h.Tool, h.Caller, h.IntentID = parts[0], parts[1], parts[2], parts[3]
-	return h, nil
+	return nil
 }
 
 func decode(r *store.Record) (*record, error) {
@@ -219,8 +223,7 @@ func decode(r *store.Record) (*record, error) {
 		return nil, nil
 	}
 	rec := &record{key: r.Key, version: r.Version}
-	var err error
-	if rec.header, err = decodeHeader(r); err != nil {
+	if err := rec.header.decode(r); err != nil {
 		return nil, err
 	}
 	if err := unpack(r.Body, &rec.body, (*body).fields); err != nil {

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -157,22 +158,28 @@ func (e *Engine) lease(p Policy) time.Duration { return p.Timeout + e.o.Settleme
 
 // get reads a record and begins to watch it.
 func (e *Engine) get(ctx context.Context, key string) (*record, time.Time, error) {
-	q := e.ask()
+	return e.getAt(ctx, key, e.o.Clock.Now().Boot)
+}
+
+// getAt is get, where the own clock was just read.
+func (e *Engine) getAt(ctx context.Context, key string, boot time.Duration) (*record, time.Time, error) {
+	q := e.ask(boot)
 	sr, now, err := e.st.Get(ctx, key)
 	if err != nil {
 		return nil, now, err
 	}
-	now, _ = e.heard(q, now)
+	now, boot, _ = e.heard(q, now)
 	r, err := decode(sr)
 	if err != nil {
 		return nil, now, err
 	}
-	e.see(r)
+	e.see(r, boot)
 	return r, now, nil
 }
 
-// see begins to watch the attempt that time will judge, if there is one.
-func (e *Engine) see(r *record) {
+// see begins to watch the attempt that time will judge, if there is one. boot is when the
+// store had told of it.
+func (e *Engine) see(r *record, boot time.Duration) {
 	if r == nil {
 		return
 	}
@@ -183,11 +190,10 @@ func (e *Engine) see(r *record) {
 		delete(e.watched, r.key)
 		return
 	}
-	boot := e.o.Clock.Now().Boot
 	nonce := r.watched()
 	w, ok := e.watched[r.key]
 	if !ok || w.nonce != nonce {
-		w = watch{nonce: nonce, since: boot}
+		w = watch{nonce: strings.Clone(nonce), since: boot} // it may be part of a whole body
 	}
 	w.version, w.seen = r.version, boot
 	e.watched[r.key] = w
@@ -274,20 +280,22 @@ func (r *record) heldMeters(limited bool) []store.MeterEntry {
 // answer is what the store said to a write.
 type answer struct {
 	store.Result
-	asked  int  // how often, until it answered
-	jumped bool // by this answer its clock is not where it should be
+	asked  int           // how often, until it answered
+	boot   time.Duration // the own clock when it had answered
+	jumped bool          // by this answer its clock is not where it should be
 }
 
 // repeat asks the store until it answers, at most until the time is over. The
 // request is the same every time, so that a write that was made is recognised.
-func (e *Engine) repeat(ctx context.Context, until Reading, ask func() (store.Result, error)) (answer, error) {
+// boot is the own clock, just read.
+func (e *Engine) repeat(ctx context.Context, boot time.Duration, until Reading, ask func() (store.Result, error)) (answer, error) {
 	wait := 20 * time.Millisecond
 	for asked := 1; ; asked++ {
-		q := e.ask()
+		q := e.ask(boot)
 		res, err := ask()
 		if err == nil {
 			a := answer{Result: res, asked: asked}
-			a.Now, a.jumped = e.heard(q, res.Now)
+			a.Now, a.boot, a.jumped = e.heard(q, res.Now)
 			return a, nil
 		}
 		if !errors.Is(err, store.ErrUnavailable) || ctx.Err() != nil {
@@ -298,17 +306,22 @@ func (e *Engine) repeat(ctx context.Context, until Reading, ask func() (store.Re
 			return answer{}, err
 		}
 		e.o.Sleep(ctx, min(wait, left))
-		wait = min(wait*2, time.Second)
+		wait, boot = min(wait*2, time.Second), e.o.Clock.Now().Boot
 	}
 }
 
 // update makes a step other than one into flight. A mismatch returns the record that is there.
 func (e *Engine) update(ctx context.Context, p pending, until Reading) (store.Result, *record, error) {
+	return e.updateAt(ctx, p, e.o.Clock.Now().Boot, until)
+}
+
+// updateAt is update, where the own clock was just read.
+func (e *Engine) updateAt(ctx context.Context, p pending, boot time.Duration, until Reading) (store.Result, *record, error) {
 	w, err := e.write(p)
 	if err != nil {
 		return store.Result{}, nil, err
 	}
-	res, err := e.repeat(ctx, until, func() (store.Result, error) { return e.st.Update(ctx, w) })
+	res, err := e.repeat(ctx, boot, until, func() (store.Result, error) { return e.st.Update(ctx, w) })
 	if err != nil {
 		return res.Result, nil, err
 	}
@@ -318,11 +331,11 @@ func (e *Engine) update(ctx context.Context, p pending, until Reading) (store.Re
 			return res.Result, nil, nil
 		}
 		p.to.version = res.Version
-		e.done(p)
+		e.done(p, res.boot)
 		return res.Result, p.to, nil
 	case store.Mismatch:
 		r, err := decode(res.Record)
-		e.see(r)
+		e.see(r, res.boot)
 		return res.Result, r, err
 	default:
 		return res.Result, p.from, nil
@@ -330,8 +343,8 @@ func (e *Engine) update(ctx context.Context, p pending, until Reading) (store.Re
 }
 
 // done tells the observer, and begins or ends the watching.
-func (e *Engine) done(p pending) {
-	e.see(p.to)
+func (e *Engine) done(p pending, boot time.Duration) {
+	e.see(p.to, boot)
 	from := None
 	if p.from != nil {
 		from = p.from.State

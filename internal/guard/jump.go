@@ -113,35 +113,34 @@ func apart(low, high, otherLow, otherHigh time.Duration) bool {
 	return low > otherHigh+jumpLimit || high < otherLow-jumpLimit
 }
 
-// ask is called before every question to the store.
-func (e *Engine) ask() question {
-	boot := e.o.Clock.Now().Boot
+// ask is called before every question to the store, with the own clock as it was then or,
+// where it was just read, shortly before: the bounds that follow are as true, and wider.
+func (e *Engine) ask(boot time.Duration) question {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.clock.turn++
 	return question{turn: e.clock.turn, boot: boot}
 }
 
-// heard takes note of the store's time, and returns the time to go by. While the clock
+// heard takes note of the store's time. It returns the time to go by, and the own clock. While the clock
 // is wrong that is the later one of what it shows and what it should show: whatever is
 // written meanwhile stands no shorter than it would have.
-func (e *Engine) heard(q question, t time.Time) (now time.Time, jumped bool) {
+func (e *Engine) heard(q question, t time.Time) (now time.Time, boot time.Duration, jumped bool) {
+	boot = e.o.Clock.Now().Boot
 	if t.IsZero() {
-		return t, false
+		return t, boot, false
 	}
-	boot := e.o.Clock.Now().Boot
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	jumped = e.clock.hear(q, t, boot)
 	if should := e.clock.should(boot); jumped && should.After(t) {
 		t = should
 	}
-	return t, jumped
+	return t, boot, jumped
 }
 
-// now is the store's time: as last heard, and gone on by this process's clock.
-func (e *Engine) now(ctx context.Context) (time.Time, error) {
-	boot := e.o.Clock.Now().Boot
+// now is the store's time: as last heard, and gone on by this process's clock, which shows boot.
+func (e *Engine) now(ctx context.Context, boot time.Duration) (time.Time, error) {
 	e.mu.Lock()
 	t, at := e.clock.time, e.clock.heardAt
 	fresh := !t.IsZero() && !e.clock.slow && !e.clock.jumped && boot-at <= staleAfter
@@ -155,12 +154,12 @@ func (e *Engine) now(ctx context.Context) (time.Time, error) {
 
 // list asks for a page.
 func (e *Engine) list(ctx context.Context, l store.List) (store.Page, error) {
-	q := e.ask()
+	q := e.ask(e.o.Clock.Now().Boot)
 	page, err := e.st.List(ctx, l)
 	if err != nil {
 		return store.Page{}, err
 	}
-	page.Now, _ = e.heard(q, page.Now)
+	page.Now, _, _ = e.heard(q, page.Now)
 	return page, nil
 }
 

@@ -232,7 +232,7 @@ func (s *story) slowAnswer(d time.Duration) {
 	if _, err := s.Poll(s.ctx, s.call("nobody", "order/0").Key); err != nil {
 		s.t.Fatal(err)
 	}
-	if now, err := s.now(s.ctx); err != nil || !now.Equal(s.time.store()) {
+	if now, err := s.now(s.ctx, s.o.Clock.Now().Boot); err != nil || !now.Equal(s.time.store()) {
 		s.t.Fatalf("the store's time is taken for %s, it is %s (%v)", now, s.time.store(), err)
 	}
 }

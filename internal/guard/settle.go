@@ -79,10 +79,12 @@ func (e *Engine) withdraw(t *Ticket) {
 func (e *Engine) settle(ctx context.Context, t *Ticket, cur *record, res Result, until Reading) (Answer, error) {
 	res.Detail = clip(res.Detail)
 	for range maxTries {
-		now, err := e.now(ctx)
+		boot := e.o.Clock.Now().Boot
+		now, err := e.now(ctx, boot)
 		for err != nil && errors.Is(err, store.ErrUnavailable) && e.o.Clock.Now().left(until) > 0 {
 			e.o.Sleep(ctx, 100*time.Millisecond)
-			now, err = e.now(ctx)
+			boot = e.o.Clock.Now().Boot
+			now, err = e.now(ctx, boot)
 		}
 		if err != nil {
 			return Answer{}, err
@@ -102,7 +104,7 @@ func (e *Engine) settle(ctx context.Context, t *Ticket, cur *record, res Result,
 		if !changed {
 			return e.told(cur, t, res, now), nil
 		}
-		wr, r, err := e.update(ctx, p, until)
+		wr, r, err := e.updateAt(ctx, p, boot, until)
 		if err != nil {
 			return Answer{}, err
 		}

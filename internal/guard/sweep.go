@@ -142,7 +142,7 @@ func (e *Engine) advance(ctx context.Context, r *record, now time.Time) (*record
 
 // Sweep does what is due by now, and begins to watch what will be soon.
 func (e *Engine) Sweep(ctx context.Context) error {
-	now, err := e.now(ctx)
+	now, err := e.now(ctx, e.o.Clock.Now().Boot)
 	if err != nil {
 		return err
 	}
