@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"strconv"
 	"strings"
 
@@ -191,12 +190,12 @@ func (c *checker) run() error {
 			if latest[p] {
 				continue
 			}
-			put("m"+text+p.tag, p.id, m.rank)
-			end := float64(m.end)
+			put("m"+text+p.tag, "r"+p.id, m.rank)
+			end := float64(m.end - endsBelow)
 			if m.end == 0 {
-				end = math.Inf(1)
+				end = endsNever
 			}
-			put("e"+text+p.tag, p.id, end)
+			put("m"+text+p.tag, "e"+p.id, end)
 		}
 	}
 	for text := range c.hashes["marks"] {
@@ -248,6 +247,10 @@ func (c *checker) value(text, value string, want map[placed]placedMark) map[plac
 		for rest = rest[3:]; n > 0; n-- {
 			tags[rest[:hashSize]], rest = true, rest[hashSize:]
 		}
+		if rest != "" {
+			c.add("the tags of marks %x are followed by %x", text, rest)
+		}
+		rest = ""
 	}
 	seen := map[string]bool{}
 	for rest != "" {
@@ -270,7 +273,7 @@ func (c *checker) value(text, value string, want map[placed]placedMark) map[plac
 			latest[p] = true
 		}
 	}
-	if len(latest) > mostLatest {
+	if len(latest) > mostFew {
 		c.add("%d marks %x lie in one value", len(latest), text)
 	}
 	wanted := map[string]bool{}

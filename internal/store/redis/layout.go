@@ -9,19 +9,19 @@ package redis
 //	                count of its writes, day, void tickets; the day of the last sweep of those
 //	r<id>           string: the record without its body
 //	b<id>           string: the body, if there is one
-//	marks           hash: string → the latest of its marks, and which tags the others have
-//	m<mark>[<tag>]  sorted set: id → rank, of the other marks of one string and tag
-//	e<mark>[<tag>]  sorted set: id → end, infinite for none, of the same
+//	marks           hash: string → its marks if they are few, or else their tags
+//	m<mark>[<tag>]  sorted set: of many marks of one string and tag, of each twice the id:
+//	                by its rank and by its end
 //	due             sorted set: id → milliseconds
 //	held            sorted set in the order of bytes: key and id
 //	sums            hash: meter → decimal, never 0
 //
 // A record's rank is its version, and higher by 2^47 if it is unsettled: many marks
-// read from their top give the most telling records first. The latest marks are one
-// value because most strings have a single one, and a key of its own would be most of
-// what it costs; and because a value says only whose they are, so that a record whose
-// state changes, which most do soon after they are made, leaves it alone. Epoch, sequence and counts lie in one key, so that none can be lost
-// without the others. No key expires.
+// read from their top give the most telling records first. Few marks are one value
+// because most strings have a single one, and a key of its own would be most of what it
+// costs; and because a value says only whose they are, so that a record whose state
+// changes, which most do soon after they are made, leaves it alone. Epoch, sequence and
+// counts lie in one key, so that none can be lost without the others. No key expires.
 //
 // The record: format, version, time in microseconds, due, flags, stamp of its marks,
 // the end that most of them have, and the lengths of nonce, key, marks, meter entries;
@@ -53,11 +53,13 @@ const (
 	endSize  = 6
 	// entrySize is that of what is kept of a process.
 	entrySize = 6 + 3 + 6
-	// mostVersions, unsettledRank and mostLatest are MOST and UNSETTLED of
-	// lua/prelude.lua and LARGE of lua/marks.lua.
+	// mostVersions and unsettledRank are MOST and UNSETTLED of lua/prelude.lua, mostFew,
+	// endsBelow and endsNever are LARGE, BELOW and NEVER of lua/marks.lua.
 	mostVersions  = 1 << 46
 	unsettledRank = 1 << 47
-	mostLatest    = 96
+	mostFew       = 64
+	endsBelow     = 1 << 52
+	endsNever     = -1
 
 	// The flags of a record, and those of each of its marks.
 	flagHeld      = 1
@@ -69,8 +71,8 @@ const (
 
 	// groupTagged is added to the number of a group's few marks, if they have a tag.
 	groupTagged = 128
-	// manyTagged and manyUntagged begin the value of a string with other marks; with
-	// the latter some of those have no tag.
+	// manyTagged and manyUntagged begin the value of a string with many marks; with the
+	// latter some of those have no tag.
 	manyTagged   = 254
 	manyUntagged = 255
 

@@ -29,7 +29,7 @@ import (
 
 const (
 	defaultTimeout     = 3 * time.Second
-	defaultConnections = 4
+	defaultConnections = 1
 	keepAlive          = time.Second
 	bufferSize         = 64 << 10
 	maxNamespace       = 128
@@ -51,7 +51,7 @@ type Options struct {
 	// Timeout bounds a connection attempt and the wait for an answer; 0: 3 s. A
 	// caller's context can only make it shorter.
 	Timeout time.Duration
-	// Connections are used by turns; 0: 4. On each of them requests are pipelined.
+	// Connections are used by turns; 0: 1. On each of them requests are pipelined.
 	Connections int
 	// Dial makes each connection, before TLS, if any: so every address can be judged
 	// when it is dialled, also those that a cluster names; nil: as net.Dialer does.

@@ -1,123 +1,128 @@
--- changing makes the function that puts a record's marks of a string in all cases: they
--- are in its value, elsewhere, or new. m are the functions of marks; then come the
--- record's id, and what it becomes: version, flags, marks, and the end of most of them.
--- set and gone take what becomes of values, and moves what is written elsewhere.
+-- changing makes the function that puts a record's marks of a string in all cases. m are
+-- the functions of marks; then come the record's id, and what it becomes: version, flags,
+-- marks, and the end of most of them. set and gone take what becomes of values, and moves
+-- what is written to sorted sets.
 local function changing(m, id, version, flags, marks, ends, set, gone, moves)
-  local call, sub, char, pack, P = redis.call, string.sub, string.char, struct.pack, ARGV[1]
-  local groupsOf, tagsOf, group, find, facts, score = m.groupsOf, m.tagsOf, m.group, m.find, m.facts, m.score
-
+  local call, sub, P = redis.call, string.sub, ARGV[1]
   local rank = flags % OWNENDS >= NOTSETTLED and version + UNSETTLED or version
   local own = flags >= OWNENDS and m.endsOf(marks) or {}
   local function endOf(hash, tag)
-    return own[hash .. tag] or ends
-  end
-  -- touch reads a group of many marks, and so has seen both of its keys.
-  local function touch(name)
-    call('ZCARD', P .. 'e' .. name)
-    return call('ZCARD', P .. 'm' .. name)
+    return m.score(own[hash .. tag] or ends)
   end
 
-  -- The marks that the value has begin there; the record is to have those of will, and
-  -- had those of the tags in had.
-  return function(hash, value, from, will, had)
-    local groups, n = groupsOf(value, from), 0
+  -- change writes to the sorted set of a string and tag, which has been read, and so is
+  -- one, and returns how many marks it had.
+  local function change(command, name, ...)
+    moves[#moves + 1] = {command, P .. 'm' .. name, ...}
+    return call('ZCARD', P .. 'm' .. name) / 2
+  end
+
+  -- put keeps the string's next value.
+  local function put(hash, value, next)
+    if next == '' then
+      gone[#gone + 1] = hash
+    elseif next ~= value then
+      set[#set + 1], set[#set + 2] = hash, next
+    end
+  end
+
+  -- many keeps that a string has many marks, with these tags.
+  local function many(hash, value, tags)
+    local named, first = {}, 254
+    for tag, is in pairs(tags) do
+      if is and tag == '' then
+        first = 255
+      elseif is then
+        named[#named + 1] = tag
+      end
+    end
+    if #named > 65535 then
+      refuse('HOLDFASTSIZE', 'of the tags of a mark')
+    end
+    local empty = first == 254 and #named == 0
+    put(hash, value, empty and '' or string.char(first) .. struct.pack('>I2', #named) .. table.concat(named))
+  end
+
+  local function changeMany(hash, value, will, had)
+    local tags, wants, changed = {}, {}, false
+    for _, tag in ipairs(m.tagsOf(value)) do
+      tags[tag] = true
+    end
+    for _, w in ipairs(will) do
+      wants[w.tag] = true
+      change('ZADD', hash .. w.tag, rank, 'r' .. id, endOf(hash, w.tag), 'e' .. id)
+      tags[w.tag], changed = true, changed or not tags[w.tag]
+    end
+    for _, tag in ipairs(had) do
+      if not wants[tag] and change('ZREM', hash .. tag, 'r' .. id, 'e' .. id) <= 1 then
+        tags[tag], changed = nil, true
+      end
+    end
+    if changed then
+      many(hash, value, tags)
+    end
+  end
+
+  local function changeFew(hash, value, will, had)
+    local groups, n = m.groupsOf(value), 0
     local byTag, wants = {}, {}
     for _, g in ipairs(groups) do
       byTag[g.tag] = g
       n = n + #g.ids / HASH
     end
-    -- How many there are elsewhere, of the tags that are touched.
-    local counts = {}
-    local function elsewhere(tag, call, ...)
-      counts[tag] = counts[tag] or touch(hash .. tag)
-      moves[#moves + 1] = {name = hash .. tag, call = call, ...}
-    end
     for _, w in ipairs(will) do
       wants[w.tag] = true
+      local g = byTag[w.tag]
+      if not g then
+        groups[#groups + 1], n = w, n + 1
+      elseif not m.find(g.ids, id) then
+        g.ids, n = g.ids .. id, n + 1
+      end
     end
-    local known = {}
     for _, tag in ipairs(had) do
-      known[tag] = true
       local g = byTag[tag]
-      local at = g and find(g.ids, id)
+      local at = g and not wants[tag] and m.find(g.ids, id)
       if at then
-        if not wants[tag] then
-          g.ids, n = sub(g.ids, 1, at - 1) .. sub(g.ids, at + HASH), n - 1
+        g.ids, n = sub(g.ids, 1, at - 1) .. sub(g.ids, at + HASH), n - 1
+      end
+    end
+    if n > LARGE then
+      local tags = {}
+      for _, g in ipairs(groups) do
+        local members = {}
+        for at = 1, #g.ids, HASH do
+          local of = sub(g.ids, at, at + HASH - 1)
+          local its, ends = rank, nil
+          if of == id then
+            ends = endOf(hash, g.tag)
+          else
+            local f = m.facts(of)
+            its, ends = f.rank, m.score(m.ending(f, hash, g.tag))
+          end
+          local k = #members
+          members[k + 1], members[k + 2], members[k + 3], members[k + 4] = its, 'r' .. of, ends, 'e' .. of
         end
-      elseif wants[tag] then
-        elsewhere(tag, 'ZADD', {rank, id}, {score(endOf(hash, tag)), id})
-      else
-        elsewhere(tag, 'ZREM', {id}, {id})
-        counts[tag] = counts[tag] - 1
-      end
-    end
-    for _, w in ipairs(will) do
-      if not known[w.tag] then
-        local g = byTag[w.tag]
-        n = n + 1
-        if g then
-          g.ids = g.ids .. id
-        else
-          groups[#groups + 1] = w
+        if #members > 0 then
+          change('ZADD', hash .. g.tag, unpack(members))
+          tags[g.tag] = true
         end
       end
+      many(hash, value, tags)
+      return
     end
-    -- The oldest are moved elsewhere.
-    local rest = n > LARGE and n - SMALL or 0
-    for _, g in ipairs(groups) do
-      local ranks, byEnd, k = {}, {}, 0
-      while rest > 0 and k < #g.ids / HASH do
-        local of = sub(g.ids, k * HASH + 1, k * HASH + HASH)
-        local its, ends = rank, nil
-        if of == id then
-          ends = endOf(hash, g.tag)
-        else
-          local f = facts(of)
-          its, ends = f.rank, m.ending(f, hash, g.tag)
-        end
-        ranks[2 * k + 1], ranks[2 * k + 2] = its, of
-        byEnd[2 * k + 1], byEnd[2 * k + 2] = score(ends), of
-        k, rest = k + 1, rest - 1
-      end
-      if k > 0 then
-        elsewhere(g.tag, 'ZADD', ranks, byEnd)
-        counts[g.tag], g.ids = counts[g.tag] + k, sub(g.ids, k * HASH + 1)
-      end
+    local parts = {}
+    for i, g in ipairs(groups) do
+      parts[i] = g.ids ~= '' and m.group(g.tag, g.ids) or ''
     end
-    local parts, tags, first = {}, {}, 254
-    local function tell(tag)
-      if counts[tag] and counts[tag] < 1 then
-        return
-      end
-      if tag == '' then
-        first = 255
-      else
-        tags[#tags + 1] = tag
-      end
-    end
-    for _, tag in ipairs(from > 1 and tagsOf(value) or {}) do
-      tell(tag)
-      counts[tag] = 0
-    end
-    for tag in pairs(counts) do
-      tell(tag)
-    end
-    if first == 255 or #tags > 0 then
-      if #tags > 65535 then
-        refuse('HOLDFASTSIZE', 'of the tags of a mark')
-      end
-      parts[1] = char(first) .. pack('>I2', #tags) .. table.concat(tags)
-    end
-    for _, g in ipairs(groups) do
-      if g.ids ~= '' then
-        parts[#parts + 1] = group(g.tag, g.ids)
-      end
-    end
-    local next = table.concat(parts)
-    if next == '' then
-      gone[#gone + 1] = hash
-    elseif next ~= value then
-      set[#set + 1], set[#set + 2] = hash, next
+    put(hash, value, table.concat(parts))
+  end
+
+  -- The record is to have the marks of will, and had those of the tags in had.
+  return function(hash, value, will, had)
+    if string.byte(value, 1) < 254 then
+      changeFew(hash, value, will, had)
+    else
+      changeMany(hash, value, will, had)
     end
   end
 end

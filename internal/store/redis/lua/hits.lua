@@ -1,12 +1,11 @@
 -- Which records a Reserve's probes hit.
 --
--- Marks of the same string and tag are a group. Of those in the string's value, a
--- small group, each record is looked at. Those that are not, a large group, are there
--- in the order in which their records are told, and also by the end of the marks: that
--- counts those not yet over, and tells whether a record is among them. So the most
--- telling are read from the top of the one, and counted by the other, and only where
--- large groups overlap, or a watermark covers a part, are marks counted one by one, in
--- pages.
+-- Marks of the same string and tag are a group. Of a small one each record is looked at.
+-- Those of a large one are in the order in which their records are told, and also by the
+-- end of the marks: that counts those not yet over, and tells whether a record is among
+-- them. So the most telling are read from the top of the one, and counted by the other,
+-- and only where large groups overlap, or a watermark covers a part, are marks counted one
+-- by one, in pages.
 
 -- search returns nil, or what was hit: count, whether each probe was hit, and the
 -- most telling records with their probes. m are the functions of marks. The first n of
@@ -16,7 +15,7 @@
 local function search(m, strings, n, values, excepted, firsts, own, covered, ms)
   local MAXHITS, PAGE = 64, 256
   local call, sub, P = redis.call, string.sub, ARGV[1]
-  local few, tagsOf, groupsOf, facts, ending, over = m.few, m.tagsOf, m.groupsOf, m.facts, m.ending, m.over
+  local tagsOf, groupsOf, facts, ending, score, over = m.tagsOf, m.groupsOf, m.facts, m.ending, m.score, m.over
   local probes, byString = {}, {}
   for i = 1, n do
     local hash = strings[i]
@@ -59,23 +58,23 @@ local function search(m, strings, n, values, excepted, firsts, own, covered, ms)
       end
       return g
     end
-    if of.value then
-      local from = few(of.value)
-      for _, tag in ipairs(from > 1 and tagsOf(of.value) or {}) do
+    if of.value and string.byte(of.value, 1) >= 254 then
+      for _, tag in ipairs(tagsOf(of.value)) do
         local g = probed(tag)
         if g then
-          g.marks, g.ends = P .. 'm' .. hash .. tag, P .. 'e' .. hash .. tag
-          g.n = call('ZCARD', g.marks)
-          g.over = call('ZCOUNT', g.ends, '-inf', ms)
+          g.marks = P .. 'm' .. hash .. tag
+          g.n = call('ZCARD', g.marks) / 2
+          g.over = call('ZCOUNT', g.marks, '-inf', score(ms))
           g.live = g.n - g.over
-          local mine = call('ZSCORE', g.ends, own)
+          local mine = call('ZSCORE', g.marks, 'e' .. own)
           if mine and not over(mine, ms) then
             g.live = g.live - 1
           end
           big[#big + 1], all[#all + 1] = g, g
         end
       end
-      for _, part in ipairs(groupsOf(of.value, from)) do
+    elseif of.value then
+      for _, part in ipairs(groupsOf(of.value)) do
         local g = probed(part.tag)
         if g then
           g.top, g.has = {}, {}
@@ -97,30 +96,28 @@ local function search(m, strings, n, values, excepted, firsts, own, covered, ms)
   end
   table.sort(big, function(a, b) return a.live < b.live end)
 
-  -- chunks calls fn with at most a page of ids at a time, and where they begin.
-  local function chunks(ids, fn)
-    for i = 1, #ids, PAGE do
-      fn(i - 1, unpack(ids, i, math.min(i + PAGE - 1, #ids)))
-    end
-  end
-
   -- among says of each id whether the large group has a mark of it that is not over.
   local function among(g, ids)
     local is = {}
-    chunks(ids, function(from, ...)
-      for i, e in ipairs(call('ZMSCORE', g.ends, ...)) do
-        is[ids[from + i]] = e and not over(e, ms) or false
+    for i = 1, #ids, PAGE do
+      local members = {}
+      for k = i, math.min(i + PAGE - 1, #ids) do
+        members[#members + 1] = 'e' .. ids[k]
       end
-    end)
+      for k, e in ipairs(call('ZMSCORE', g.marks, unpack(members))) do
+        is[ids[i + k - 1]] = e and not over(e, ms) or false
+      end
+    end
     return is
   end
 
-  -- standing picks, out of ids with ranks of a large group, those that are hit.
+  -- standing picks, out of members with ranks of a large group, those that are hit.
   local function standing(g, flat, into)
     local ids, ranks = {}, {}
     for i = 1, #flat, 2 do
-      ids[#ids + 1] = flat[i]
-      ranks[flat[i]] = tonumber(flat[i + 1])
+      local id = sub(flat[i], 2)
+      ids[#ids + 1] = id
+      ranks[id] = tonumber(flat[i + 1])
     end
     local is = among(g, ids)
     for _, id in ipairs(ids) do
@@ -137,8 +134,8 @@ local function search(m, strings, n, values, excepted, firsts, own, covered, ms)
       return {{0, g.n - 1}}
     end
     return {
-      {call('ZCOUNT', g.marks, '-inf', covered), call('ZCOUNT', g.marks, '-inf', '(' .. string.format('%.0f', UNSETTLED)) - 1},
-      {call('ZCOUNT', g.marks, '-inf', UNSETTLED + covered), g.n - 1},
+      {call('ZCOUNT', g.marks, 0, covered), call('ZCOUNT', g.marks, 0, '(' .. string.format('%.0f', UNSETTLED)) - 1},
+      {call('ZCOUNT', g.marks, 0, UNSETTLED + covered), g.n - 1},
     }
   end
 
@@ -147,7 +144,8 @@ local function search(m, strings, n, values, excepted, firsts, own, covered, ms)
     if covered == 0 then
       for from = g.over, g.n - 1, PAGE do
         local ids = {}
-        for _, id in ipairs(call('ZRANGE', g.ends, from, from + PAGE - 1)) do
+        for _, member in ipairs(call('ZRANGE', g.marks, from, math.min(from + PAGE, g.n) - 1)) do
+          local id = sub(member, 2)
           if id ~= own then
             ids[#ids + 1] = id
           end
@@ -159,7 +157,8 @@ local function search(m, strings, n, values, excepted, firsts, own, covered, ms)
     for _, r in ipairs(ranges(g)) do
       for from = r[1], r[2], PAGE do
         local hit, ids = {}, {}
-        standing(g, call('ZRANGE', g.marks, from, math.min(from + PAGE - 1, r[2]), 'WITHSCORES'), hit)
+        local to = math.min(from + PAGE - 1, r[2])
+        standing(g, call('ZRANGE', g.marks, g.n + from, g.n + to, 'WITHSCORES'), hit)
         for i, c in ipairs(hit) do
           ids[i] = c.id
         end
@@ -173,14 +172,18 @@ local function search(m, strings, n, values, excepted, firsts, own, covered, ms)
   local function top(g)
     local best = {}
     if covered == 0 and g.live <= PAGE then
-      local ids = call('ZRANGE', g.ends, g.over, -1)
+      local ids = {}
+      for i, member in ipairs(g.over < g.n and call('ZRANGE', g.marks, g.over, g.n - 1) or {}) do
+        ids[i] = 'r' .. sub(member, 2)
+      end
       if #ids > 0 then
         for i, rank in ipairs(call('ZMSCORE', g.marks, unpack(ids))) do
           if not rank then
             damaged('a mark that is counted is not there')
           end
-          if ids[i] ~= own then
-            best[#best + 1] = {id = ids[i], rank = tonumber(rank)}
+          local id = sub(ids[i], 2)
+          if id ~= own then
+            best[#best + 1] = {id = id, rank = tonumber(rank)}
           end
         end
       end

@@ -1,13 +1,16 @@
 -- The marks of strings that many records have.
 --
--- The latest marks of a string lie in its value: of each tag the number of their
--- records, 128 more if it is not the empty one, the tag, and the ids. What else there
--- is to know of a mark is in its record. If there are more marks, the value begins
--- with the tags of those: 254, or 255 if some have none, how many, and the tags.
+-- A string's value has its marks as long as they are few: of each tag the number of their
+-- records, 128 more if it is not the empty one, the tag, and the ids. What else there is
+-- to know of a mark is in its record. The value of a string with many marks has their
+-- tags alone: 254, or 255 if some have none, how many, and the tags. The marks of a tag
+-- are a sorted set then, with two members for each: 'r' and the id by the record's rank,
+-- and 'e' and the id by the end, which is less than 0 to come before all ranks.
 
--- A string has at most LARGE marks in its value; when there are more, all but SMALL
--- are moved to where there can be many.
-local LARGE, SMALL = 96, 48
+-- The marks of a string are few up to LARGE.
+local LARGE = 64
+-- The score of an end is that much less than its milliseconds, or NEVER.
+local BELOW, NEVER = 4503599627370496, -1
 -- Flags of a record: the last says that some of its marks have ends of their own.
 local HELD, NOTSETTLED, OWNENDS = 1, 2, 4
 
@@ -17,26 +20,18 @@ local function marking()
   local P = ARGV[1]
   local m = {}
 
-  -- few is where the marks begin that lie in the value.
-  function m.few(value)
-    if byte(value, 1) < 254 then
-      return 1
-    end
-    return 4 + HASH * unpackFrom('>I2', value, 2)
-  end
-
-  -- tagsOf are those of the other marks.
+  -- tagsOf are those of many marks.
   function m.tagsOf(value)
     local tags = byte(value, 1) == 255 and {''} or {}
-    for i = 4, m.few(value) - 1, HASH do
+    for i = 4, #value, HASH do
       tags[#tags + 1] = sub(value, i, i + HASH - 1)
     end
     return tags
   end
 
-  -- groupsOf are the tags and ids of the marks in the value, which begin there.
-  function m.groupsOf(value, i)
-    local groups = {}
+  -- groupsOf are the tags and ids of few marks.
+  function m.groupsOf(value)
+    local groups, i = {}, 1
     while i <= #value do
       local n, tag = byte(value, i), ''
       i = i + 1
@@ -110,13 +105,14 @@ local function marking()
     return facts.own and facts.own[hash .. tag] or facts.ends
   end
 
-  -- over is whether an end, as it is scored, has come.
-  function m.over(score, ms)
-    return score ~= 'inf' and tonumber(score) <= ms
+  -- score is an end as it is scored, 0 for none.
+  function m.score(ends)
+    return ends == 0 and NEVER or ends - BELOW
   end
 
-  function m.score(ends)
-    return ends == 0 and 'inf' or ends
+  -- over is whether an end, as it is scored, has come.
+  function m.over(score, ms)
+    return tonumber(score) <= ms - BELOW
   end
   return m
 end

@@ -108,12 +108,12 @@ for i = 1, probes do
     if except == NOTAG then
       found = found or #v ~= 1 + HASH or sub(v, 2) ~= id
     else
-      local at = 1
-      if byte(v, 1) == 254 and sub(v, 2, 3 + HASH) == '\0\1' .. except then
-        at = 4 + HASH
+      local k = byte(v, 1)
+      if k < 254 then
+        found = found or k < 128 or sub(v, 2, 1 + HASH) ~= except or #v ~= 1 + HASH + (k - 128) * HASH
+      else
+        found = found or v ~= '\254\0\1' .. except
       end
-      found = found or at <= #v and (byte(v, at) < 128 or byte(v, at) >= 254 or sub(v, at + 1, at + HASH) ~= except
-        or #v ~= at + HASH + (byte(v, at) - 128) * HASH)
     end
   end
 end
@@ -220,33 +220,29 @@ local next = sequence + 1
 local set, gone, moves, change = {}, {}, {}, nil
 for i = 1, strings do
   local hash, v = asked[probes + i], values[probes + i]
-  if not (v and same and byte(v, 1) < 254) then
+  local few = v and byte(v, 1) < 254
+  -- If the marks are the same and lie in the value, nothing changes.
+  if not (same and few) then
     alone = alone or split('>I4c0', n, ARGV[14])
     local a = alone[i]
-    local from = v and (byte(v, 1) < 254 and 1 or 4 + HASH * unpackFrom('>I2', v, 2))
-    local one = #a == 1 + HASH and 1 or #a == 1 + HASH + HASH and 1 + HASH
+    -- one is where the record's id would end what comes before it, if it has a single mark.
+    local one = not had[i] and (#a == 1 + HASH and 1 or #a == 1 + HASH + HASH and 1 + HASH)
     if not v then
       if a ~= '' then
         set[#set + 1], set[#set + 2] = hash, a
       end
-    elseif same and one and string.find(v, id, from, true) then
-      -- It lies in the value, where nothing changes.
-    elseif not same and one and not had[i] and from > #v then
-      set[#set + 1], set[#set + 2] = hash, v .. a
-    elseif not same and one and not had[i] and byte(v, from) % 128 < LARGE
-      and #v == from - 1 + one + byte(v, from) % 128 * HASH and sub(v, from + 1, from + one - 1) == sub(a, 2, one) then
+    elseif one and few and byte(v, 1) % 128 < LARGE and #v == one + byte(v, 1) % 128 * HASH and sub(v, 2, one) == sub(a, 2, one) then
       -- All have its tag, or none.
-      set[#set + 1], set[#set + 2] = hash, sub(v, 1, from - 1) .. string.char(byte(v, from) + 1) .. sub(v, from + 1) .. id
+      set[#set + 1], set[#set + 2] = hash, string.char(byte(v, 1) + 1) .. sub(v, 2) .. id
+    elseif one and flags < OWNENDS and v == (one == 1 and '\255\0\0' or '\254\0\1' .. sub(a, 2, one)) then
+      local name = P .. 'm' .. hash .. sub(a, 2, one)
+      call('ZCARD', name)
+      local rank = flags % OWNENDS >= NOTSETTLED and next + UNSETTLED or next
+      moves[#moves + 1] = {'ZADD', name, rank, 'r' .. id, ends == 0 and NEVER or ends - BELOW, 'e' .. id}
     else
       m = m or marking()
       change = change or changing(m, id, next, flags, marks, ends, set, gone, moves)
-      local will, before = m.groupsOf(a, 1), had[i] or {}
-      if same then
-        for k, w in ipairs(will) do
-          before[k] = w.tag
-        end
-      end
-      change(hash, v, from, will, before)
+      change(hash, v or '', m.groupsOf(a), had[i] or {})
     end
   end
 end
@@ -278,8 +274,7 @@ end
 call('HSET', KEYS[1], 'sequence', next, NAME, entry(count + 1))
 
 for _, move in ipairs(moves) do
-  call(move.call, P .. 'm' .. move.name, unpack(move[1]))
-  call(move.call, P .. 'e' .. move.name, unpack(move[2]))
+  call(unpack(move))
 end
 for i = 1, #set, 500 do
   call('HSET', KEYS[7], unpack(set, i, math.min(i + 499, #set)))
