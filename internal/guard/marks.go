@@ -84,7 +84,7 @@ func (r *record) names() *markNames {
 		amount = lengthPrefixed(r.Amount.Currency, r.Amount.Value)
 	}
 	var in namer
-	in.Grow(2048)
+	in.Grow(r.sizeOfNames())
 	n := &markNames{
 		budget: b, imported: r.Imported,
 		neverSent: in.hashed(markNeverSent, b, r.Tool, r.Caller, r.CallerUID, scope),
@@ -104,6 +104,17 @@ func (r *record) names() *markNames {
 	}
 	r.named = n
 	return n
+}
+
+// sizeOfNames is about how long the names are together; where it is too little, they move.
+func (r *record) sizeOfNames() int {
+	const kind, lengths = len(markUnderLineage), len("00:00:000:")
+	each := kind + lengths + len(r.Policy.Budget)
+	size := 5 * (each + 2*sha256.Size)
+	for _, p := range r.Scope {
+		size += 2 * (1 + strings.Count(string(p), "/")) * (each + len(p))
+	}
+	return size + 2*(1+strings.Count(string(r.Lineage), "/"))*(each+len(r.Lineage))
 }
 
 func (n *namer) path(own, under, budget string, p intent.Path) pathsNames {

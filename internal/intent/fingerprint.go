@@ -194,7 +194,7 @@ func Fingerprint(r Request, v Volatile) (string, error) {
 			h = h.add(value)
 		}
 	}
-	h = h.add(kind).add(string(body))
+	h = append(h.add(kind).length(len(body)), body...)
 	sum := sha256.Sum256(h)
 	return "sha256:" + hex.EncodeToString(sum[:]), nil
 }
@@ -203,8 +203,10 @@ func Fingerprint(r Request, v Volatile) (string, error) {
 type parts []byte
 
 func (p parts) add(text string) parts {
-	return append(append(strconv.AppendInt(p, int64(len(text)), 10), ':'), text...)
+	return append(p.length(len(text)), text...)
 }
+
+func (p parts) length(n int) parts { return append(strconv.AppendInt(p, int64(n), 10), ':') }
 
 // pointerTree is a set of pointers, as the tree of their tokens.
 type pointerTree struct {

@@ -38,7 +38,7 @@ func NewPath(segments ...string) (Path, error) {
 	if err := checkDepth(len(segments)); err != nil {
 		return "", err
 	}
-	escaped := make([]string, len(segments))
+	var escaped [MaxSegments]string
 	for i, s := range segments {
 		// Measured before it is escaped too, so that a huge one costs nothing.
 		if len(s) > MaxSegmentBytes {
@@ -49,7 +49,7 @@ func NewPath(segments ...string) (Path, error) {
 			return "", err
 		}
 	}
-	return Path(strings.Join(escaped, "/")), nil
+	return Path(strings.Join(escaped[:len(segments)], "/")), nil
 }
 
 // ParsePath checks a canonical text. A text that NewPath would write in
@@ -61,15 +61,16 @@ func ParsePath(s string) (Path, error) {
 	if s == "" {
 		return "", checkDepth(0)
 	}
-	segments := strings.Split(s, "/")
-	if err := checkDepth(len(segments)); err != nil {
+	if err := checkDepth(1 + strings.Count(s, "/")); err != nil {
 		return "", err
 	}
-	for i, segment := range segments {
+	i := -1
+	for segment := range strings.SplitSeq(s, "/") {
+		i++
 		if err := checkSegment(i, segment); err != nil {
 			return "", err
 		}
-		if escapeSegment.Replace(unescapeSegment.Replace(segment)) != segment {
+		if strings.Contains(segment, "%") && escapeSegment.Replace(unescapeSegment.Replace(segment)) != segment {
 			return "", invalid("path", `segment %d has a "%%" that is neither %%2F nor %%25: write %%25 for "%%"`, i+1)
 		}
 	}
