@@ -46,7 +46,7 @@ func (s *Store) Durability(ctx context.Context) (store.Durability, error) {
 	err := s.ask(ctx, "judge durability", func(ctx context.Context, client valkey.Client) error {
 		// A key of the store in the place of a section or a pattern, which matches
 		// none, brings the question to its node in a cluster.
-		key := s.key("meta")
+		key := s.keys.meta
 		answer, err := client.Do(ctx, client.B().Arbitrary("INFO").Keys(key).
 			Args("server", "memory", "persistence", "replication").Build()).ToString()
 		if err != nil {

@@ -309,7 +309,7 @@ func TestBusy(t *testing.T) {
 func TestLoading(t *testing.T) {
 	s := newServer(t)
 	st := s.used(t)
-	for i := range 300 {
+	for i := range 1000 {
 		if _, err := st.Update(background, plain(fmt.Sprint("k", i), 0)); err != nil {
 			t.Fatal(err)
 		}

@@ -31,7 +31,9 @@ package redis
 import (
 	"crypto/sha256"
 	_ "embed"
+	"encoding/binary"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -133,11 +135,20 @@ func newScripts(clock string) scripts {
 	}
 }
 
+// keys are the names that all steps use, whole.
+type keys struct{ meta, due, held, sums, marks string }
+
 func (s *Store) key(name string) string { return s.prefix + name }
 
 func hash(text string) string {
+	sum := hashed(text)
+	return string(sum[:])
+}
+
+func hashed(text string) (h [hashSize]byte) {
 	sum := sha256.Sum256([]byte(text))
-	return string(sum[:hashSize])
+	copy(h[:], sum[:])
+	return h
 }
 
 // heldEntry is how lua/write.lua lists a record as held: it sorts by key, byte for byte,
@@ -147,18 +158,52 @@ func heldEntry(key, id string) string {
 }
 
 // mark tells a record's marks apart; what is kept of each is its end.
-type mark struct{ text, tag string }
+type mark struct {
+	text, tag [hashSize]byte
+	tagged    bool
+}
+
+// places says where things were first seen, counted from 0. Few are looked through.
+type places[T comparable] struct {
+	all []T
+	at  map[T]int
+}
+
+const fewPlaces = 32
+
+// of is the place of a thing, and whether it was there before.
+func (p *places[T]) of(thing T) (int, bool) {
+	if p.at == nil {
+		if i := slices.Index(p.all, thing); i >= 0 {
+			return i, true
+		}
+	} else if i, ok := p.at[thing]; ok {
+		return i, true
+	}
+	p.all = append(p.all, thing)
+	switch {
+	case p.at != nil:
+		p.at[thing] = len(p.all) - 1
+	case len(p.all) > fewPlaces:
+		p.at = make(map[T]int, 2*len(p.all))
+		for i, t := range p.all {
+			p.at[t] = i
+		}
+	}
+	return len(p.all) - 1, false
+}
 
 // packed are marks as they are sent.
 type packed struct {
 	// marks are what the record keeps of them, and end is that which most have.
-	marks string
+	marks []byte
 	end   int64
 	// ownEnds says that some have another one.
 	ownEnds bool
-	// strings are those that have marks, hashed, each once, and alone is the value of
-	// each as long as nobody else has marks of it.
-	strings, alone []string
+	// strings are those that have marks, each once, and alone is the value of each, after
+	// its length, as long as nobody else has marks of it.
+	strings [][hashSize]byte
+	alone   []byte
 }
 
 // packMarks hashes marks. Of two that differ in their end only, the later end is
@@ -168,54 +213,57 @@ func packMarks(id string, marks []store.Mark) packed {
 	if len(marks) == 0 {
 		return p
 	}
-	ends := make(map[mark]int64, len(marks))
-	order := make([]mark, 0, len(marks))
+	all, ends := places[mark]{all: make([]mark, 0, len(marks))}, make([]int64, 0, len(marks))
 	for _, m := range marks {
-		id, end := mark{m.String, m.Tag}, milliseconds(m.Until, true)
-		have, ok := ends[id]
-		if !ok {
-			order = append(order, id)
-		} else if have == 0 || (end != 0 && end < have) {
-			end = have
+		name, end := mark{text: hashed(m.String), tagged: m.Tag != ""}, milliseconds(m.Until, true)
+		if name.tagged {
+			name.tag = hashed(m.Tag)
 		}
-		ends[id] = end
+		i, twice := all.of(name)
+		switch {
+		case !twice:
+			ends = append(ends, end)
+		case end == 0 || ends[i] != 0 && end > ends[i]:
+			ends[i] = end
+		}
 	}
-	p.end = ends[order[0]]
-	b := make([]byte, 0, len(order)*(1+2*hashSize+endSize))
-	at := make(map[string]int, len(order))
-	for _, m := range order {
-		kind, end, text, tag := byte(0), ends[m], hash(m.text), ""
-		if m.tag != "" {
+	p.end = ends[0]
+	strings, groups := places[[hashSize]byte]{all: make([][hashSize]byte, 0, len(all.all))}, make([][]byte, 0, len(all.all))
+	p.marks = make([]byte, 0, len(all.all)*(1+2*hashSize+endSize))
+	for i, m := range all.all {
+		kind := byte(0)
+		if m.tagged {
 			kind |= markTagged
-			tag = hash(m.tag)
 		}
-		if end != p.end {
+		if ends[i] != p.end {
 			kind |= markOwnEnd
 			p.ownEnds = true
 		}
-		b = append(append(append(b, kind), text...), tag...)
-		if end != p.end {
-			b = append48(b, end)
+		p.marks = append(append(p.marks, kind), m.text[:]...)
+		if m.tagged {
+			p.marks = append(p.marks, m.tag[:]...)
 		}
-		i, ok := at[text]
-		if !ok {
-			i = len(p.strings)
-			at[text] = i
-			p.strings, p.alone = append(p.strings, text), append(p.alone, "")
+		if ends[i] != p.end {
+			p.marks = append48(p.marks, ends[i])
 		}
-		p.alone[i] += group(tag, id)
+		k, known := strings.of(m.text)
+		if !known {
+			groups = append(groups, make([]byte, 0, 1+2*hashSize))
+		}
+		// A group of a single record.
+		if m.tagged {
+			groups[k] = append(append(groups[k], groupTagged+1), m.tag[:]...)
+		} else {
+			groups[k] = append(groups[k], 1)
+		}
+		groups[k] = append(groups[k], id...)
 	}
-	p.marks = string(b)
+	p.strings = strings.all
+	p.alone = make([]byte, 0, len(groups)*(4+1+2*hashSize))
+	for _, g := range groups {
+		p.alone = append(binary.BigEndian.AppendUint32(p.alone, uint32(len(g))), g...)
+	}
 	return p
-}
-
-// group is the marks of one tag, few, of records with these ids.
-func group(tag string, ids string) string {
-	n := byte(len(ids) / hashSize)
-	if tag != "" {
-		n += groupTagged
-	}
-	return string([]byte{n}) + tag + ids
 }
 
 // append48 appends a time in milliseconds; 48 bits reach far beyond the year 9998.

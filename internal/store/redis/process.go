@@ -27,6 +27,9 @@ import (
 	"github.com/holdfast-dev/holdfast/internal/store"
 )
 
+// ownArgs are the arguments that each question begins with: prefix and process.
+const ownArgs = 2
+
 const (
 	// nameSize is that of lua/prelude.lua.
 	nameSize = 26
@@ -95,7 +98,8 @@ func raise(n *atomic.Uint64, least uint64) bool {
 }
 
 // run runs a script and returns its answer, an array, without the count at its head.
-// living says that the script notes that the process lives, as each write does.
+// The first ownArgs of its arguments are filled in here. living says that the script notes
+// that the process lives, as each write does.
 func (s *Store) run(ctx context.Context, doing string, script *valkey.Lua, living bool, keys, args []string) ([]valkey.ValkeyMessage, error) {
 	for {
 		if err := s.processes.lost.Load(); err != nil {
@@ -103,11 +107,12 @@ func (s *Store) run(ctx context.Context, doing string, script *valkey.Lua, livin
 		}
 		p := s.processes.take()
 		question, ticket := s.processes.question(p)
+		args[0], args[1] = s.prefix, question
 		var answered atomic.Bool
 		var answer []valkey.ValkeyMessage
 		err := s.ask(ctx, doing, func(ctx context.Context, client valkey.Client) error {
 			// A server that does not know the script has not run it; it is sent whole then.
-			a, err := script.Exec(ctx, client, keys, append([]string{s.prefix, question}, args...)).ToArray()
+			a, err := script.Exec(ctx, client, keys, args).ToArray()
 			if _, refused := valkey.IsValkeyErr(err); err == nil || refused {
 				answered.Store(true)
 			}

@@ -22,7 +22,7 @@ const defaultPage = 256
 // Standing returns who the store is and how far it has come.
 func (s *Store) Standing(ctx context.Context) (store.Standing, error) {
 	const doing = "read the standing"
-	a, err := s.run(ctx, doing, s.scripts.standing, true, []string{s.key("meta")}, nil)
+	a, err := s.run(ctx, doing, s.scripts.standing, true, []string{s.keys.meta}, []string{"", ""})
 	if err != nil {
 		return store.Standing{}, err
 	}
@@ -52,7 +52,7 @@ func (s *Store) Get(ctx context.Context, key string) (*store.Record, time.Time, 
 	}
 	const doing = "read a record"
 	id := hash(key)
-	a, err := s.run(ctx, doing, s.scripts.get, false, []string{s.key("meta"), s.key("r" + id), s.key("b" + id)}, nil)
+	a, err := s.run(ctx, doing, s.scripts.get, false, []string{s.keys.meta, s.key("r" + id), s.key("b" + id)}, []string{"", ""})
 	if err != nil {
 		return nil, time.Time{}, err
 	}
@@ -73,7 +73,7 @@ func (s *Store) Meter(ctx context.Context, meter string) (string, error) {
 		return "", err
 	}
 	const doing = "read a meter"
-	a, err := s.run(ctx, doing, s.scripts.meter, false, []string{s.key("meta"), s.key("sums")}, []string{hash(meter)})
+	a, err := s.run(ctx, doing, s.scripts.meter, false, []string{s.keys.meta, s.keys.sums}, []string{"", "", hash(meter)})
 	if err != nil {
 		return "", err
 	}
@@ -98,13 +98,13 @@ func (s *Store) List(ctx context.Context, l store.List) (store.Page, error) {
 		return store.Page{}, err
 	}
 	doing := "list what is held"
-	args := []string{strconv.Itoa(l.Limit), "held", "", after, ""}
-	key := s.key("held")
+	args := []string{"", "", strconv.Itoa(l.Limit), "held", "", after, ""}
+	key := s.keys.held
 	if l.What == store.ListDue {
-		doing, key = "list what is due", s.key("due")
-		args = []string{strconv.Itoa(l.Limit), "due", strconv.FormatInt(l.Before.UnixMilli(), 10), after, strconv.FormatInt(afterDue, 10)}
+		doing, key = "list what is due", s.keys.due
+		args = []string{"", "", strconv.Itoa(l.Limit), "due", strconv.FormatInt(l.Before.UnixMilli(), 10), after, strconv.FormatInt(afterDue, 10)}
 	}
-	a, err := s.run(ctx, doing, s.scripts.list, false, []string{s.key("meta"), key}, args)
+	a, err := s.run(ctx, doing, s.scripts.list, false, []string{s.keys.meta, key}, args)
 	if err != nil {
 		return store.Page{}, err
 	}

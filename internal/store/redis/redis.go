@@ -62,6 +62,7 @@ type Options struct {
 type Store struct {
 	opts      Options
 	prefix    string
+	keys      keys
 	scripts   scripts
 	processes processes
 	links     []*link
@@ -104,6 +105,7 @@ func open(opts Options, scripts scripts) (*Store, error) {
 		opts.Dial = (&net.Dialer{KeepAlive: keepAlive}).DialContext
 	}
 	s := &Store{opts: opts, prefix: "{" + opts.Namespace + "}", scripts: scripts, closing: make(chan struct{})}
+	s.keys = keys{s.key("meta"), s.key("due"), s.key("held"), s.key("sums"), s.key("marks")}
 	s.processes.now = time.Now
 	for range opts.Connections {
 		s.links = append(s.links, &link{open: s.connect})

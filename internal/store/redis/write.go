@@ -22,7 +22,7 @@ func (s *Store) Initialise(ctx context.Context, id store.Identity) (store.Identi
 	}
 	const doing = "set the identity"
 	a, err := s.run(ctx, doing, s.scripts.initialise, false,
-		[]string{s.key("meta"), s.key("due"), s.key("held"), s.key("sums"), s.key("marks")}, []string{id.Epoch, id.KeyDomain})
+		[]string{s.keys.meta, s.keys.due, s.keys.held, s.keys.sums, s.keys.marks}, []string{"", "", id.Epoch, id.KeyDomain})
 	if err != nil {
 		return store.Identity{}, err
 	}
@@ -34,7 +34,7 @@ func (s *Store) Disown(ctx context.Context, epoch, next string) error {
 	if err := store.ValidateDisown(epoch, next); err != nil {
 		return err
 	}
-	_, err := s.run(ctx, "disown the store", s.scripts.disown, false, []string{s.key("meta")}, []string{epoch, next})
+	_, err := s.run(ctx, "disown the store", s.scripts.disown, false, []string{s.keys.meta}, []string{"", "", epoch, next})
 	return err
 }
 
@@ -80,7 +80,7 @@ func (s *Store) write(ctx context.Context, doing string, w store.Write, probes [
 	}
 	id := args[argID]
 	a, err := s.run(ctx, doing, s.scripts.write, false,
-		[]string{s.key("meta"), s.key("r" + id), s.key("b" + id), s.key("due"), s.key("held"), s.key("sums"), s.key("marks")}, args)
+		[]string{s.keys.meta, s.key("r" + id), s.key("b" + id), s.keys.due, s.keys.held, s.keys.sums, s.keys.marks}, args)
 	if err != nil {
 		return store.Result{}, err
 	}
@@ -95,10 +95,10 @@ const (
 )
 
 // argID is where arguments has the record's id.
-const argID = 2
+const argID = 4
 
-// arguments are those of lua/write.lua, without prefix and process, in memory of their own:
-// they may be sent after the caller has left.
+// arguments are those of lua/write.lua, with room for prefix and process, in memory of
+// their own: they may be sent after the caller has left.
 func arguments(w store.Write, probes []store.Probe, covered uint64) ([]string, error) {
 	id := hash(w.Key)
 	mode, due, flags := byte(modeReplace), int64(0), byte(0)
@@ -133,24 +133,23 @@ func arguments(w store.Write, probes []store.Probe, covered uint64) ([]string, e
 	asked := make([]byte, 0, (len(probes)+len(marks.strings))*hashSize)
 	excepted, firsts := make([]byte, len(probes)*hashSize), make([]byte, len(probes))
 	for i, p := range probes {
-		asked = append(asked, hash(p.String)...)
+		text := hashed(p.String)
+		asked = append(asked, text[:]...)
 		if p.Except != "" {
-			copy(excepted[i*hashSize:], hash(p.Except))
+			tag := hashed(p.Except)
+			copy(excepted[i*hashSize:], tag[:])
 		}
 		firsts[i] = '0'
 		if p.First {
 			firsts[i] = '1'
 		}
 	}
-	var alone []byte
-	for i, text := range marks.strings {
-		value := marks.alone[i]
-		asked = append(asked, text...)
-		alone = append(binary.BigEndian.AppendUint32(alone, uint32(len(value))), value...)
+	for _, text := range marks.strings {
+		asked = append(asked, text[:]...)
 	}
-	args := make([]string, 0, 12+3*len(w.Meters))
-	args = append(args, w.Epoch, w.Nonce, id, w.Key, string(numbers), header, body, marks.marks,
-		string(asked), string(excepted), string(firsts), string(alone))
+	args := make([]string, ownArgs, ownArgs+12+3*len(w.Meters))
+	args = append(args, w.Epoch, w.Nonce, id, w.Key, string(numbers), header, body, string(marks.marks),
+		string(asked), string(excepted), string(firsts), string(marks.alone))
 	for _, m := range w.Meters {
 		amount, err := canonical(m.Amount)
 		if err != nil {
