@@ -4,10 +4,10 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"os"
@@ -225,11 +225,7 @@ func (c *call) body() ([]byte, *problem) {
 		p.close = true
 		return nil, p
 	}
-	var body bytes.Buffer
-	if c.r.ContentLength > 0 {
-		body.Grow(int(c.r.ContentLength) + bytes.MinRead)
-	}
-	_, err := body.ReadFrom(http.MaxBytesReader(c.w, c.r.Body, most))
+	body, err := readAll(http.MaxBytesReader(c.w, c.r.Body, most), c.r.ContentLength)
 	var over *http.MaxBytesError
 	switch {
 	case errors.As(err, &over):
@@ -246,7 +242,27 @@ func (c *call) body() ([]byte, *problem) {
 		return nil, p
 	}
 	c.whole = true
-	return body.Bytes(), nil
+	return body, nil
+}
+
+// readAll is io.ReadAll for what has this length; less than 0: it is not known.
+func readAll(r io.Reader, length int64) ([]byte, error) {
+	if length < 0 {
+		length = 511
+	}
+	b := make([]byte, 0, length+1) // one more, to see the end
+	for {
+		n, err := r.Read(b[len(b):cap(b)])
+		b = b[:len(b)+n]
+		switch {
+		case err == io.EOF: // and not one that was wrapped: that is an end too early
+			return b, nil
+		case err != nil:
+			return b, err
+		case len(b) == cap(b):
+			b = append(b, 0)[:len(b)]
+		}
+	}
 }
 
 // failure is the problem for an error of the call's own, of the guard or of its store.

@@ -115,6 +115,9 @@ func parseQuery(raw string) (url.Values, error) {
 // upstreamURL is the tool's URL with a declared suffix and the caller's query. The tool's
 // own query parameters cannot be given again: two readers could take different ones.
 func upstreamURL(base *url.URL, suffix string, query url.Values) (*url.URL, error) {
+	if suffix == "" && len(query) == 0 && base.Fragment == "" && base.User == nil {
+		return base, nil // nobody changes it
+	}
 	u := *base
 	u.Path = strings.TrimSuffix(base.Path, "/") + suffix
 	if base.RawPath != "" {

@@ -207,7 +207,11 @@ func decodeHeader(r *store.Record) (h header, err error) {
 }
 
 func (h *header) decode(r *store.Record) error {
-	if err := unpack(r.Header, h, (*header).fields); err != nil {
+	return h.decodeWith(new(coder), r)
+}
+
+func (h *header) decodeWith(c *coder, r *store.Record) error {
+	if err := unpackWith(c, r.Header, h, (*header).fields); err != nil {
 		return fmt.Errorf("%w: header of %q: %w", ErrCorrupt, r.Key, err)
 	}
 	var parts [4]string
@@ -223,10 +227,11 @@ func decode(r *store.Record) (*record, error) {
 		return nil, nil
 	}
 	rec := &record{key: r.Key, version: r.Version}
-	if err := rec.header.decode(r); err != nil {
+	var c coder
+	if err := rec.header.decodeWith(&c, r); err != nil {
 		return nil, err
 	}
-	if err := unpack(r.Body, &rec.body, (*body).fields); err != nil {
+	if err := unpackWith(&c, r.Body, &rec.body, (*body).fields); err != nil {
 		return nil, fmt.Errorf("%w: body of %q: %w", ErrCorrupt, r.Key, err)
 	}
 	return rec, nil
@@ -234,6 +239,11 @@ func decode(r *store.Record) (*record, error) {
 
 // unpack reads what pack wrote. Bytes that v keeps are those of b.
 func unpack[T any](b []byte, v *T, fields func(*T, *coder)) error {
+	return unpackWith(new(coder), b, v, fields)
+}
+
+// unpackWith is unpack with a coder that was used before.
+func unpackWith[T any](c *coder, b []byte, v *T, fields func(*T, *coder)) error {
 	switch {
 	case len(b) < contentAt:
 		return fmt.Errorf("it has %d bytes", len(b))
@@ -242,8 +252,8 @@ func unpack[T any](b []byte, v *T, fields func(*T, *coder)) error {
 	case binary.BigEndian.Uint32(b[1:]) != crc32.Checksum(b[contentAt:], castagnoli):
 		return errors.New("it is not as it was written: its checksum differs")
 	}
-	c := coder{reads: true, in: b, text: string(b), at: contentAt, end: len(b)}
-	c.message(func() { fields(v, &c) })
+	*c = coder{reads: true, in: b, text: string(b), at: contentAt, end: len(b)}
+	c.message(func() { fields(v, c) })
 	return c.err
 }
 

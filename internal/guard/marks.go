@@ -35,12 +35,20 @@ type namer struct{ strings.Builder }
 // name is that of a mark or probe of this kind and budget.
 func (n *namer) name(kind, budget, rest string) string {
 	start := n.Len()
-	for _, part := range [...]string{kind, budget, rest} {
-		var digits [20]byte
-		n.Write(append(strconv.AppendInt(digits[:0], int64(len(part)), 10), ':'))
-		n.WriteString(part)
-	}
+	n.begin(kind, budget, len(rest))
+	n.WriteString(rest)
 	return n.String()[start:]
+}
+
+// begin writes what comes before the last part, which is so long.
+func (n *namer) begin(kind, budget string, last int) {
+	var digits [20]byte
+	length := func(l int) { n.Write(append(strconv.AppendInt(digits[:0], int64(l), 10), ':')) }
+	length(len(kind))
+	n.WriteString(kind)
+	length(len(budget))
+	n.WriteString(budget)
+	length(last)
 }
 
 // hashed is a name that ends with the hash of these parts.
@@ -49,7 +57,10 @@ func (n *namer) hashed(kind, budget string, parts ...string) string {
 	sum := sha256.Sum256(appendPrefixed(text[:0], parts...))
 	var digits [2 * sha256.Size]byte
 	hex.Encode(digits[:], sum[:])
-	return n.name(kind, budget, string(digits[:]))
+	start := n.Len()
+	n.begin(kind, budget, len(digits))
+	n.Write(digits[:])
+	return n.String()[start:]
 }
 
 // markNames are the strings of a record's marks and probes. They follow from its identity and
