@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -80,6 +81,27 @@ func TestReference(t *testing.T) {
 		a.header.Set("Content-Type", "text/plain")
 		if got := reference(a); got != "" {
 			t.Errorf("text gives %q", got)
+		}
+	}
+}
+
+func TestReadAll(t *testing.T) {
+	for _, n := range []int{0, 1, 510, 511, 512, 513, 5000} {
+		want := bytes.Repeat([]byte("x"), n)
+		for _, length := range []int64{-1, int64(n)} {
+			for name, r := range map[string]io.Reader{
+				"whole": bytes.NewReader(want), "pieces": iotest.OneByteReader(bytes.NewReader(want)), "with its end": iotest.DataErrReader(bytes.NewReader(want)),
+			} {
+				if got, err := readAll(r, length); err != nil || !bytes.Equal(got, want) {
+					t.Errorf("%s, %d of %d: %d bytes, %v", name, n, length, len(got), err)
+				}
+			}
+			if got, err := readAll(iotest.TimeoutReader(iotest.OneByteReader(bytes.NewReader(want))), length); n > 1 && (!errors.Is(err, iotest.ErrTimeout) || len(got) != 1) {
+				t.Errorf("%d of %d, cut short: %d bytes, %v", n, length, len(got), err)
+			}
+		}
+		if _, err := readAll(iotest.ErrReader(fmt.Errorf("framing: %w", io.EOF)), int64(n)); err == nil {
+			t.Error("a body that ended too early was taken for whole")
 		}
 	}
 }
