@@ -130,6 +130,7 @@ func (c *checker) run() error {
 		sets[set][member] = score
 	}
 	groups := map[string]map[placed]placedMark{}
+	places := map[string]map[string]bool{}
 	sums := map[string]*apd.Decimal{}
 	versions := map[uint64]string{}
 	for name, value := range c.strings {
@@ -169,10 +170,11 @@ func (c *checker) run() error {
 		if r.Unsettled {
 			rank += unsettledRank
 		}
-		marks, err := unpackMarks(d)
+		marks, elsewhere, err := unpackMarks(d)
 		if err != nil {
 			c.add("record %q: %w", r.Key, err)
 		}
+		places[id] = elsewhere
 		for name, end := range marks {
 			text := name[:hashSize]
 			if groups[text] == nil {
@@ -187,6 +189,9 @@ func (c *checker) run() error {
 	for text, marks := range groups {
 		latest := c.value(text, c.hashes["marks"][text], marks)
 		for p, m := range marks {
+			if places[p.id][text+p.tag] == latest[p] {
+				c.add("record %x says that its mark %x with tag %x lies elsewhere: %t", p.id, text, p.tag, latest[p])
+			}
 			if latest[p] {
 				continue
 			}
@@ -313,9 +318,9 @@ func compare[V comparable](c *checker, kind string, want, have map[string]map[st
 	}
 }
 
-// unpackMarks reads a record's marks: names and when each ends.
-func unpackMarks(d stored) (map[string]int64, error) {
-	marks := map[string]int64{}
+// unpackMarks reads a record's marks: names and when each ends, and which lie in sorted sets.
+func unpackMarks(d stored) (marks map[string]int64, elsewhere map[string]bool, err error) {
+	marks, elsewhere = map[string]int64{}, map[string]bool{}
 	cut := fmt.Errorf("%w: marks are cut short", errDamaged)
 	owns := false
 	for rest := d.marks; rest != ""; {
@@ -324,25 +329,29 @@ func unpackMarks(d stored) (map[string]int64, error) {
 			n += hashSize
 		}
 		if len(rest) < 1+n {
-			return nil, cut
+			return nil, nil, cut
 		}
 		name, end := rest[1:1+n], d.end
 		rest = rest[1+n:]
 		if kind&markOwnEnd != 0 {
 			if len(rest) < endSize {
-				return nil, cut
+				return nil, nil, cut
 			}
 			end, rest, owns = bigEndian(rest[:endSize]), rest[endSize:], true
 		}
 		if _, twice := marks[name]; twice {
-			return nil, fmt.Errorf("%w: mark %x comes twice", errDamaged, name)
+			return nil, nil, fmt.Errorf("%w: mark %x comes twice", errDamaged, name)
 		}
+		elsewhere[name] = len(marks) < len(d.elsewhere) && d.elsewhere[len(marks)] == 1
 		marks[name] = end
 	}
-	if owns != d.ownEnds {
-		return nil, fmt.Errorf("%w: some marks have ends of their own: %t, the record says %t", errDamaged, owns, d.ownEnds)
+	if d.elsewhere != "" && len(d.elsewhere) != len(marks) {
+		return nil, nil, fmt.Errorf("%w: %d marks, and where %d of them lie", errDamaged, len(marks), len(d.elsewhere))
 	}
-	return marks, nil
+	if owns != d.ownEnds {
+		return nil, nil, fmt.Errorf("%w: some marks have ends of their own: %t, the record says %t", errDamaged, owns, d.ownEnds)
+	}
+	return marks, elsewhere, nil
 }
 
 // addEntries adds a record's meter entries to the sums.

@@ -4,6 +4,7 @@ package redis
 // the store: tests put other scripts together.
 
 import (
+	"errors"
 	"strings"
 	"time"
 )
@@ -15,9 +16,14 @@ const standing = `
 local NOW = {string.match(redis.call('GET', ARGV[1] .. 'clock'), '^(%d+) (%d+)$')}
 `
 
-// OpenStanding opens a store whose time is what the key says.
+// OpenStanding opens a store whose time is what the key says, and to which three marks of
+// a string are many.
 func OpenStanding(opts Options) (*Store, error) {
-	return open(opts, newScripts(standing))
+	marks := strings.Replace(luaMarks, "local LARGE = 64\n", "local LARGE = 2\n", 1)
+	if marks == luaMarks {
+		return nil, errors.New("the limit of few marks is not where it was")
+	}
+	return open(opts, newScripts(standing, marks))
 }
 
 // NoProcess is one that has written nothing, and its first question.

@@ -24,8 +24,8 @@ package redis
 // counts lie in one key, so that none can be lost without the others. No key expires.
 //
 // The record: format, version, time in microseconds, due, flags, stamp of its marks,
-// the end that most of them have, and the lengths of nonce, key, marks, meter entries;
-// then these four, and the header, see shorten.go. Marks: of each a byte (1: it has a tag; 2: it has
+// the end that most of them have, and the lengths of nonce, key, marks, what says of each
+// mark whether it lies in a sorted set, and meter entries; then these five, and the header, see shorten.go. Marks: of each a byte (1: it has a tag; 2: it has
 // another end), the hash, the tag, the end. Entries: hash, length, decimal.
 
 import (
@@ -79,7 +79,7 @@ const (
 	manyUntagged = 255
 
 	// recordFixed is the length of what comes before the nonce.
-	recordFixed = 1 + 6 + 7 + 6 + 1 + 6 + 6 + 2 + 2 + 3 + 3
+	recordFixed = 1 + 6 + 7 + 6 + 1 + 6 + 6 + 2 + 2 + 3 + 2 + 3
 )
 
 var (
@@ -119,13 +119,13 @@ type scripts struct {
 // newScripts puts the scripts together. Those that write are refused before they
 // begin if memory is full. Those that read are not, but they count as writing: a
 // replica, which may lag behind, refuses them.
-func newScripts(clock string) scripts {
+func newScripts(clock, marks string) scripts {
 	script := func(flags string, parts ...string) *valkey.Lua {
 		return valkey.NewLuaScript("#!lua" + flags + "\n" + clock + luaPrelude + strings.Join(parts, ""))
 	}
 	const reads = " flags=allow-oom"
 	return scripts{
-		write:      script("", luaDecimal, luaMarks, luaHits, luaChange, luaWrite),
+		write:      script("", luaDecimal, marks, luaHits, luaChange, luaWrite),
 		initialise: script("", luaInitialise),
 		disown:     script(reads, luaDisown),
 		standing:   script(reads, luaStanding),
@@ -286,7 +286,9 @@ type stored struct {
 	end     int64
 	ownEnds bool
 	marks   string
-	entries string
+	// elsewhere has a byte for each mark: 1 for one in a sorted set; it is empty if none are.
+	elsewhere string
+	entries   string
 }
 
 // decode reads a record's value, with copies of its own.
@@ -301,8 +303,8 @@ func decode(value string) (stored, error) {
 		return n
 	}
 	version, at, due, flags, stamp, end := number(6), number(7), number(6), number(1), number(6), number(6)
-	var parts [4]string
-	for i, size := range []int{2, 2, 3, 3} {
+	var parts [5]string
+	for i, size := range []int{2, 2, 3, 2, 3} {
 		n := int(number(size))
 		if n > len(rest) {
 			return stored{}, fmt.Errorf("%w: value of a record is cut short", errDamaged)
@@ -314,7 +316,8 @@ func decode(value string) (stored, error) {
 			Key: parts[1], Version: uint64(version), Nonce: parts[0], At: time.UnixMicro(at).UTC(),
 			Held: flags&flagHeld != 0, Unsettled: flags&flagUnsettled != 0,
 		},
-		stamp: uint64(stamp), end: end, ownEnds: flags&flagOwnEnds != 0, marks: parts[2], entries: parts[3],
+		stamp: uint64(stamp), end: end, ownEnds: flags&flagOwnEnds != 0, marks: parts[2],
+		elsewhere: parts[3], entries: parts[4],
 	}
 	if due != 0 {
 		d.record.Due = time.UnixMilli(due).UTC()

@@ -32,6 +32,7 @@ const (
 	defaultConnections = 1
 	keepAlive          = time.Second
 	bufferSize         = 64 << 10
+	flushDelay         = 50 * time.Microsecond
 	maxNamespace       = 128
 )
 
@@ -76,7 +77,7 @@ var _ store.Store = (*Store)(nil)
 // Open makes a store of these options. It does not connect: the server is reached
 // for when the store is asked, and again whenever it was lost.
 func Open(opts Options) (*Store, error) {
-	return open(opts, newScripts(luaClock))
+	return open(opts, newScripts(luaClock, luaMarks))
 }
 
 func open(opts Options, scripts scripts) (*Store, error) {
@@ -139,6 +140,9 @@ func (s *Store) connect() (valkey.Client, error) {
 		ReadBufferEachConn:  bufferSize,
 		WriteBufferEachConn: bufferSize,
 		PipelineMultiplex:   -1,
+		// Requests that come within this time are sent together, if others are under way:
+		// both sides then read and write less often, and the server syncs once for all.
+		MaxFlushDelay: flushDelay,
 		// A caller that leaves must not take the connection with it, as it would
 		// if its deadline were the connection's.
 		AlwaysPipelining: true,

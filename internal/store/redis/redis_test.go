@@ -1,7 +1,7 @@
 package redis_test
 
-// The conformance suite on a real server, with its own clock and with one that
-// stands still, alone and as a cluster.
+// The conformance suite on a real server, with its own clock and with one that stands
+// still, alone and as a cluster. Where the clock stands still, few marks are many.
 
 import (
 	"context"

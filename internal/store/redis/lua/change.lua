@@ -1,10 +1,9 @@
 -- changing makes the function that puts a record's marks of a string in all cases. m are
--- the functions of marks; then come the record's id, and what it becomes: version, flags,
--- marks, and the end of most of them. set and gone take what becomes of values, and moves
--- what is written to sorted sets.
-local function changing(m, id, version, flags, marks, ends, set, gone, moves)
+-- the functions of marks; then come the record's id, and what it becomes: rank, flags,
+-- marks, and the end of most of them. set and gone take what becomes of values, moves
+-- what is written elsewhere, and lie the strings and tags of which marks lie there.
+local function changing(m, id, rank, flags, marks, ends, set, gone, moves, lie)
   local call, sub, P = redis.call, string.sub, ARGV[1]
-  local rank = flags % OWNENDS >= NOTSETTLED and version + UNSETTLED or version
   local own = flags >= OWNENDS and m.endsOf(marks) or {}
   local function endOf(hash, tag)
     return m.score(own[hash .. tag] or ends)
@@ -49,7 +48,7 @@ local function changing(m, id, version, flags, marks, ends, set, gone, moves)
       tags[tag] = true
     end
     for _, w in ipairs(will) do
-      wants[w.tag] = true
+      wants[w.tag], lie[hash .. w.tag] = true, true
       change('ZADD', hash .. w.tag, rank, 'r' .. id, endOf(hash, w.tag), 'e' .. id)
       tags[w.tag], changed = true, changed or not tags[w.tag]
     end
@@ -94,10 +93,11 @@ local function changing(m, id, version, flags, marks, ends, set, gone, moves)
           local of = sub(g.ids, at, at + HASH - 1)
           local its, ends = rank, nil
           if of == id then
-            ends = endOf(hash, g.tag)
+            ends, lie[hash .. g.tag] = endOf(hash, g.tag), true
           else
             local f = m.facts(of)
             its, ends = f.rank, m.score(m.ending(f, hash, g.tag))
+            m.lieElsewhere(of, hash, g.tag)
           end
           local k = #members
           members[k + 1], members[k + 2], members[k + 3], members[k + 4] = its, 'r' .. of, ends, 'e' .. of
@@ -119,8 +119,8 @@ local function changing(m, id, version, flags, marks, ends, set, gone, moves)
 
   -- The record is to have the marks of will, and had those of the tags in had.
   return function(hash, value, will, had)
-    if string.byte(value, 1) < 254 then
-      changeFew(hash, value, will, had)
+    if not value or string.byte(value, 1) < 254 then
+      changeFew(hash, value or '', will, had)
     else
       changeMany(hash, value, will, had)
     end

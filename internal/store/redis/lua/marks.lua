@@ -11,12 +11,15 @@
 local LARGE = 64
 -- The score of an end is that much less than its milliseconds, or NEVER.
 local BELOW, NEVER = 4503599627370496, -1
+-- A record's value: LAYOUT is its fixed part after the format, of FIXED bytes together, see
+-- layout.go.
+local LAYOUT, FIXED = '>I6I7I6BI6I6I2I2I3I2I3', 45
 -- Flags of a record: the last says that some of its marks have ends of their own.
 local HELD, NOTSETTLED, OWNENDS = 1, 2, 4
 
 -- marking makes these functions, by name; few steps need them.
 local function marking()
-  local call, sub, byte, char, unpackFrom = redis.call, string.sub, string.byte, string.char, struct.unpack
+  local call, sub, byte, char, pack, unpackFrom = redis.call, string.sub, string.byte, string.char, struct.pack, struct.unpack
   local P = ARGV[1]
   local m = {}
 
@@ -84,20 +87,59 @@ local function marking()
   -- facts reads of another record what its marks say: its rank, its stamp, the end that
   -- most of them have, 0 for none, and those of the others.
   function m.facts(id)
-    local value = call('GETRANGE', P .. 'r' .. id, 0, 42)
-    if #value < 43 then
+    local value = call('GETRANGE', P .. 'r' .. id, 0, FIXED - 1)
+    if #value < FIXED then
       damaged('a mark of a record that is not there')
     end
     if byte(value, 1) ~= RECORD then
       refuse('HOLDFASTFORMAT', 'of a record: ' .. byte(value, 1))
     end
-    local version, _, _, flags, stamp, ends, nonce, key, marks = unpackFrom('>I6I7I6BI6I6I2I2I3', value, 2)
+    local version, _, _, flags, stamp, ends, nonce, key, marks = unpackFrom(LAYOUT, value, 2)
     local f = {rank = flags % OWNENDS >= NOTSETTLED and version + UNSETTLED or version, stamp = stamp, ends = ends}
     if flags >= OWNENDS then
-      local from = 43 + nonce + key
+      local from = FIXED + nonce + key
       f.own = m.endsOf(call('GETRANGE', P .. 'r' .. id, from, from + marks - 1))
     end
     return f
+  end
+
+  -- manyAmong says of each of a record's marks, in order, whether its string and tag are
+  -- among these: a byte for each, or nothing if none are.
+  function m.manyAmong(marks, names)
+    local bytes, any = {}, false
+    m.eachMark(marks, function(hash, tag)
+      local is = names[hash .. tag]
+      bytes[#bytes + 1], any = is and '\1' or '\0', any or is
+    end)
+    return any and table.concat(bytes) or ''
+  end
+
+  -- Records that are changed because a string of theirs has many marks now.
+  local changed = {}
+  function m.lieElsewhere(id, hash, tag)
+    local r = changed[id]
+    if not r then
+      local value = call('GET', P .. 'r' .. id)
+      local _, _, _, _, _, _, nonce, key, marks, many, entries, at = unpackFrom(LAYOUT, value, 2)
+      local manyAt = at + nonce + key + marks
+      r = {marks = sub(value, at + nonce + key, manyAt - 1), names = {}, before = sub(value, 1, FIXED - 5), lengths = entries,
+        between = sub(value, at, manyAt - 1), after = sub(value, manyAt + many)}
+      local k = 0
+      m.eachMark(r.marks, function(hash, tag)
+        k = k + 1
+        r.names[hash .. tag] = k <= many and byte(value, manyAt + k - 1) == 1 or nil
+      end)
+      changed[id] = r
+    end
+    r.names[hash .. tag] = true
+  end
+
+  -- rewrite adds the writes of these to moves.
+  function m.rewrite(moves)
+    for id, r in pairs(changed) do
+      local many = m.manyAmong(r.marks, r.names)
+      moves[#moves + 1] = {'SET', P .. 'r' .. id, r.before .. pack('>I2I3', #many, r.lengths) .. r.between .. many .. r.after}
+    end
   end
 
   -- ending is the end of one of a record's marks.

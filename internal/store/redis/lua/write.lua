@@ -64,16 +64,17 @@ end
 
 -- The record as it is, and its version; zeros if there is none.
 local value = call('GET', KEYS[2])
-local version, wasDue, oldFlags, stamp, oldEnds, oldMarks, kept = 0, 0, 0, 0, 0, '', ''
+local version, wasDue, oldFlags, stamp, oldEnds, oldMarks, many, kept = 0, 0, 0, 0, 0, '', '', ''
 if value then
   if byte(value, 1) ~= RECORD then
     refuse('HOLDFASTFORMAT', 'of a record: ' .. tostring(byte(value, 1)))
   end
-  local _, nonces, keys, marks, entries, at
-  version, _, wasDue, oldFlags, stamp, oldEnds, nonces, keys, marks, entries, at = unpackFrom('>I6I7I6BI6I6I2I2I3I3', value, 2)
+  local _, nonces, keys, marks, manys, entries, at
+  version, _, wasDue, oldFlags, stamp, oldEnds, nonces, keys, marks, manys, entries, at = unpackFrom(LAYOUT, value, 2)
   local keyAt = at + nonces
   local marksAt = keyAt + keys
-  local entriesAt = marksAt + marks
+  local manyAt = marksAt + marks
+  local entriesAt = manyAt + manys
   if sub(value, keyAt, marksAt - 1) ~= key then
     damaged('two keys have one hash')
   end
@@ -83,10 +84,27 @@ if value then
   if sub(value, at, keyAt - 1) == nonce then
     return {count, 'written', micros, version}
   end
-  oldMarks, kept = sub(value, marksAt, entriesAt - 1), sub(value, entriesAt, entriesAt + entries - 1)
+  oldMarks, many = sub(value, marksAt, manyAt - 1), sub(value, manyAt, entriesAt - 1)
+  kept = sub(value, entriesAt, entriesAt + entries - 1)
 end
 if version ~= expected then
   return {count, 'mismatch', micros, value, value and call('GET', KEYS[3])}
+end
+
+-- What becomes of the marks. The end of one lies in its record, so that for the same marks
+-- again nothing changes but the rank and the end of those that lie in sorted sets.
+local marks, same = ARGV[10], mode == KEEP
+if same then
+  marks, ends = oldMarks, oldEnds
+  if oldFlags >= OWNENDS then
+    flags = flags + OWNENDS
+  end
+else
+  same = oldMarks == marks
+end
+local known = same and flags < OWNENDS
+if known then
+  n = 0
 end
 
 -- The strings that are probed for, and then those with marks, and their values.
@@ -177,19 +195,28 @@ if meters > 0 or mode == REMOVE and kept ~= '' then
   kept = table.concat(parts)
 end
 
--- Marks. The end of one lies in its record, so that the same marks again are few changes.
-local marks, same = ARGV[10], mode == KEEP
-if same then
-  marks, ends = oldMarks, oldEnds
-  if oldFlags >= OWNENDS then
-    flags = flags + OWNENDS
+local newVersion = sequence + 1
+local rank = flags % OWNENDS >= NOTSETTLED and newVersion + UNSETTLED or newVersion
+-- What becomes of values of strings, and of the marks that do not lie there.
+local set, gone, moves = {}, {}, {}
+-- again moves the record in a sorted set, or puts it there.
+local function again(name)
+  call('ZCARD', name)
+  moves[#moves + 1] = {'ZADD', name, rank, 'r' .. id, ends == 0 and NEVER or ends - BELOW, 'e' .. id}
+end
+if known then
+  local at = 1
+  for i = 1, #many do
+    local after = at + (byte(marks, at) % 2 == 1 and 1 + 2 * HASH or 1 + HASH)
+    if byte(many, i) == 1 then
+      again(P .. 'm' .. sub(marks, at + 1, after - 1))
+    end
+    at = after
   end
-else
-  same = oldMarks == marks
 end
 
 local strings, alone, had = n, nil, {}
-if oldMarks ~= '' and not (mode == REPLACE and same) then
+if oldMarks ~= '' and not known then
   -- Marks that it had: strings of which it has none now come after the others.
   m, alone = m or marking(), split('>I4c0', n, ARGV[14])
   local at = {}
@@ -205,49 +232,53 @@ if oldMarks ~= '' and not (mode == REPLACE and same) then
     end
     if mode == KEEP then
       alone[i] = alone[i] .. m.group(tag, id)
-    else
-      had[i] = had[i] or {}
-      had[i][#had[i] + 1] = tag
     end
+    had[i] = had[i] or {}
+    had[i][#had[i] + 1] = tag
   end)
   for i, v in ipairs(fetch(asked, probes + n + 1, probes + strings)) do
     values[probes + n + i] = v
   end
 end
 
--- What becomes of the values, and of the marks that do not lie there.
-local next = sequence + 1
-local set, gone, moves, change = {}, {}, {}, nil
+-- Strings and tags of which the record has marks in sorted sets; and which strings these
+-- are, as long as each has a single mark, so that there are as many of the one as of the other.
+local lie, lieAt, change = {}, {}, nil
+alone = alone or split('>I4c0', n, ARGV[14])
 for i = 1, strings do
-  local hash, v = asked[probes + i], values[probes + i]
+  local hash, v, a = asked[probes + i], values[probes + i], alone[i]
   local few = v and byte(v, 1) < 254
-  -- If the marks are the same and lie in the value, nothing changes.
-  if not (same and few) then
-    alone = alone or split('>I4c0', n, ARGV[14])
-    local a = alone[i]
-    -- one is where the record's id would end what comes before it, if it has a single mark.
-    local one = not had[i] and (#a == 1 + HASH and 1 or #a == 1 + HASH + HASH and 1 + HASH)
-    if not v then
-      if a ~= '' then
-        set[#set + 1], set[#set + 2] = hash, a
-      end
-    elseif one and few and byte(v, 1) % 128 < LARGE and #v == one + byte(v, 1) % 128 * HASH and sub(v, 2, one) == sub(a, 2, one) then
-      -- All have its tag, or none.
-      set[#set + 1], set[#set + 2] = hash, string.char(byte(v, 1) + 1) .. sub(v, 2) .. id
-    elseif one and flags < OWNENDS and v == (one == 1 and '\255\0\0' or '\254\0\1' .. sub(a, 2, one)) then
-      local name = P .. 'm' .. hash .. sub(a, 2, one)
-      call('ZCARD', name)
-      local rank = flags % OWNENDS >= NOTSETTLED and next + UNSETTLED or next
-      moves[#moves + 1] = {'ZADD', name, rank, 'r' .. id, ends == 0 and NEVER or ends - BELOW, 'e' .. id}
-    else
-      m = m or marking()
-      change = change or changing(m, id, next, flags, marks, ends, set, gone, moves)
-      change(hash, v or '', m.groupsOf(a), had[i] or {})
-    end
+  -- one is where the record's id would end what comes before it, if it has a single mark.
+  local one = not had[i] and (#a == 1 + HASH and 1 or #a == 1 + HASH + HASH and 1 + HASH)
+  if one and not v then
+    set[#set + 1], set[#set + 2] = hash, a
+  elseif one and few and byte(v, 1) % 128 < LARGE and #v == one + byte(v, 1) % 128 * HASH and sub(v, 2, one) == sub(a, 2, one) then
+    -- All have its tag, or none.
+    set[#set + 1], set[#set + 2] = hash, string.char(byte(v, 1) + 1) .. sub(v, 2) .. id
+  elseif one and flags < OWNENDS and v == (one == 1 and '\255\0\0' or '\254\0\1' .. sub(a, 2, one)) then
+    local name = hash .. sub(a, 2, one)
+    again(P .. 'm' .. name)
+    lie[name], lieAt[i] = true, true
+  else
+    m = m or marking()
+    change = change or changing(m, id, rank, flags, marks, ends, set, gone, moves, lie)
+    change(hash, v, m.groupsOf(a), had[i] or {})
   end
 end
+if change then
+  many = m.manyAmong(marks, lie)
+  m.rewrite(moves)
+elseif next(lieAt) then
+  local bytes = {}
+  for i = 1, n do
+    bytes[i] = lieAt[i] and '\1' or '\0'
+  end
+  many = table.concat(bytes)
+elseif not known then
+  many = ''
+end
 
-if #marks >= MOSTBYTES or #kept >= MOSTBYTES then
+if #marks >= MOSTBYTES or #kept >= MOSTBYTES or #many > 65535 then
   refuse('HOLDFASTSIZE', 'of marks or meters')
 end
 
@@ -271,7 +302,7 @@ if due ~= wasDue then
   end
 end
 -- From here on everything is written, and nothing can fail.
-call('HSET', KEYS[1], 'sequence', next, NAME, entry(count + 1))
+call('HSET', KEYS[1], 'sequence', newVersion, NAME, entry(count + 1))
 
 for _, move in ipairs(moves) do
   call(unpack(move))
@@ -307,13 +338,13 @@ if mode == REMOVE then
   return {count + 1, 'written', micros, 0}
 end
 if mode ~= KEEP or not value then
-  stamp = next
+  stamp = newVersion
 end
-call('SET', KEYS[2], pack('>BI6I7I6BI6I6I2I2I3I3', RECORD, next, micros, due, flags, stamp, ends,
-  #nonce, #key, #marks, #kept) .. nonce .. key .. marks .. kept .. ARGV[8])
+call('SET', KEYS[2], string.char(RECORD) .. pack(LAYOUT, newVersion, micros, due, flags, stamp, ends,
+  #nonce, #key, #marks, #many, #kept) .. nonce .. key .. marks .. many .. kept .. ARGV[8])
 if ARGV[9] ~= '' then
   call('SET', KEYS[3], ARGV[9])
 elseif value then
   call('DEL', KEYS[3])
 end
-return {count + 1, 'written', micros, next}
+return {count + 1, 'written', micros, newVersion}
