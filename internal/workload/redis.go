@@ -45,6 +45,9 @@ const (
 	probeRights = "resetkeys resetchannels -@all +auth +hello +ping +info"
 )
 
+// rewriteMinSize is read again in a few seconds.
+const rewriteMinSize = 256 << 20
+
 // redisConf is the server's configuration.
 func redisConf(deploy *v1alpha1.RedisDeployment, maxmemory int64) string {
 	var b strings.Builder
@@ -57,6 +60,8 @@ func redisConf(deploy *v1alpha1.RedisDeployment, maxmemory int64) string {
 	line("maxmemory-policy noeviction")
 	if maxmemory > 0 {
 		line("maxmemory %d", maxmemory)
+		line("# The log is written anew when it has doubled, but a short one costs more to rewrite than to read.")
+		line("auto-aof-rewrite-min-size %d", min(rewriteMinSize, maxmemory))
 	}
 	line("# A write that was cut off by a crash was answered to nobody: the log is read up to it.")
 	line("aof-load-truncated yes")
