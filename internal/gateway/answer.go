@@ -19,9 +19,9 @@ func (c *call) owns(a guard.Answer) bool {
 
 // note takes over what the guard says for headers and log.
 func (c *call) note(a guard.Answer) {
-	c.verdict, c.reason, c.hold = a.Verdict, string(a.Reason), a.Hold
+	c.verdict, c.reason, c.reasons, c.hold = a.Verdict, string(a.Reason), a.Reasons, a.Hold
 	if a.Intent.Caller == c.caller.Username && (a.Intent.CallerUID == "" || a.Intent.CallerUID == c.caller.UID) {
-		c.intent = a.Intent.IntentID
+		c.intent, c.key = a.Intent.IntentID, a.Intent.ProviderKey
 		if a.Reason != guard.ReasonCaller { // of which the guard shows no attempts
 			c.count(a.Intent)
 		}

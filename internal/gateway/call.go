@@ -74,13 +74,15 @@ type call struct {
 	counted bool
 	status  int
 	cause   error
+
+	signals
 }
 
 // ServeHTTP answers one request.
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c := &call{g: g, w: w, r: r}
 	started := time.Now()
-	defer func() { c.log(time.Since(started)) }()
+	defer func() { c.end(time.Since(started)) }()
 	if p := c.serve(); p != nil {
 		c.refuse(p)
 	}
@@ -102,6 +104,7 @@ func (c *call) serve() *problem {
 	}
 	// Whoever is not allowed to call never comes here: no one else learns which tools exist.
 	tool, err := c.g.o.Policies().Tool(c.namespace, c.tool)
+	c.exists(err)
 	if err != nil {
 		return c.noPolicy(err)
 	}
@@ -131,7 +134,9 @@ func (c *call) serve() *problem {
 	if ok, own := c.move(c.g.reading); !ok {
 		return busy(c.g.reading.each, own)
 	}
+	began := time.Now()
 	body, p := c.body()
+	c.reading = time.Since(began)
 	if p != nil {
 		return p
 	}
@@ -341,7 +346,9 @@ func (c *call) mutate(tool *policy.Tool, t target, query url.Values) *problem {
 		}
 		return p
 	}
+	c.guarded = true
 	a, err := c.admit(engine, wanted, tool)
+	c.waited()
 	if errors.Is(err, errGone) {
 		c.abandon()
 	}
@@ -406,6 +413,9 @@ func (c *call) admit(engine *guard.Engine, wanted guard.Call, tool *policy.Tool)
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(c.r.Context()), admitTimeout)
 		a, err := engine.Admit(ctx, wanted, tool.Guard)
 		cancel()
+		if err == nil && inFlight(a) {
+			c.meets()
+		}
 		if err != nil || !inFlight(a) || !tool.InFlight.Wait {
 			return a, err
 		}
@@ -413,6 +423,7 @@ func (c *call) admit(engine *guard.Engine, wanted guard.Call, tool *policy.Tool)
 		if ok, _ := c.move(c.g.waiting); !ok {
 			return a, nil
 		}
+		c.waits()
 		for {
 			left := time.Until(until)
 			if left <= 0 {
@@ -455,11 +466,13 @@ func inFlight(a guard.Answer) bool {
 // caller's leaving changes nothing.
 func (c *call) spend(engine *guard.Engine, tool *policy.Tool, t target, ticket *guard.Ticket) *problem {
 	ctx := dialledFor(context.WithoutCancel(c.r.Context()), tool.Namespace)
+	began := time.Now()
 	x := c.g.try(ctx, tool, t, ticket)
 	if x.answer != nil {
 		defer x.answer.release()
 	}
 	r := result(x, tool.MaxBodyBytes, time.Now())
+	c.tried(ticket, r.Outcome, time.Since(began))
 	if x.err != nil {
 		c.cause = x.err
 	}
@@ -507,20 +520,8 @@ func (g *Gateway) try(ctx context.Context, tool *policy.Tool, t target, ticket *
 // abandon ends a call whose caller has left. To return without an answer would say
 // 200 to whoever is there after all.
 func (c *call) abandon() {
-	c.cause = errGone
+	c.cause, c.reason = errGone, "caller_gone"
 	panic(http.ErrAbortHandler)
-}
-
-// log writes the one line of a call. Never bodies, headers or secrets.
-func (c *call) log(took time.Duration) {
-	fields := []any{
-		"tool", c.namespace + "/" + c.tool, "caller", c.caller.Username, "intentID", c.intent, "verdict", c.verdict,
-		"reason", c.reason, "attempt", c.attempt, "hold", c.hold, "status", c.status, "poll", c.poll, "took", took.String(),
-	}
-	if c.cause != nil {
-		fields = append(fields, "cause", c.cause.Error())
-	}
-	c.g.o.Log.Info("call", fields...)
 }
 
 // headers sets what is known of the verdict, the intent and its attempts.

@@ -29,6 +29,7 @@ import (
 
 	"github.com/holdfast-dev/holdfast/internal/access"
 	"github.com/holdfast-dev/holdfast/internal/guard"
+	"github.com/holdfast-dev/holdfast/internal/metrics"
 	"github.com/holdfast-dev/holdfast/internal/policy"
 )
 
@@ -75,6 +76,11 @@ type Options struct {
 	// RootCAs are whom upstreams' certificates are trusted by; nil: the system's.
 	RootCAs *x509.CertPool
 	Log     logr.Logger
+	// Evidence takes the lines of calls that somebody may have to look into: held,
+	// contradicted, or sent without a success. It must leave none out; nil: Log does.
+	Evidence logr.Logger
+	// Metrics count the calls; nil: nobody asks for them.
+	Metrics *metrics.Metrics
 
 	// Address to listen on, host:port; Listener is used instead, if there is one.
 	Address  string
@@ -167,6 +173,12 @@ func New(o Options) (*Gateway, error) {
 	if o.Log.GetSink() == nil {
 		o.Log = logr.Discard()
 	}
+	if o.Evidence.GetSink() == nil {
+		o.Evidence = o.Log
+	}
+	if o.Metrics == nil {
+		o.Metrics = metrics.New(metrics.Options{})
+	}
 	g := &Gateway{
 		o:        o,
 		cached:   cache.NewLRUExpireCache(maxCached),
@@ -180,6 +192,7 @@ func New(o Options) (*Gateway, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: o.RootCAs}
 	g.sender = &sender{addresses: &g.o.Addresses, tls: config, memory: &memory{}, kept: newKeeper(), maxAnswer: o.MaxAnswerBytes}
 	g.sender.memory.give(o.MaxAnswerMemory)
+	g.o.Metrics.Gateway(g.places)
 	return g, nil
 }
 

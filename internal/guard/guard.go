@@ -260,14 +260,16 @@ type Resolution struct {
 type View struct {
 	Key
 	// CallerUID tells whether a caller that asks is the one that it was.
-	CallerUID         string
-	Exists            bool
-	State             State
-	Scope             intent.Scope
-	Lineage           intent.Path
-	Amount            *intent.Money
-	Recipient         string
-	Fingerprint       string
+	CallerUID   string
+	Exists      bool
+	State       State
+	Scope       intent.Scope
+	Lineage     intent.Path
+	Amount      *intent.Money
+	Recipient   string
+	Fingerprint string
+	// ProviderKey is the key that the provider gets.
+	ProviderKey       string
 	ProviderReference string
 	RefundOwed        bool
 	Disputed          bool

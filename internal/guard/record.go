@@ -491,7 +491,7 @@ func (r *record) view(epoch string) View {
 	v := View{
 		Key: r.id(), CallerUID: r.CallerUID, Exists: true, State: r.State, Scope: r.Scope, Lineage: r.Lineage,
 		Amount: r.Amount, Recipient: r.Recipient, Fingerprint: r.Fingerprint,
-		ProviderReference: r.ProviderReference, RefundOwed: r.RefundOwed, Disputed: r.Disputed,
+		ProviderKey: r.ProviderKey, ProviderReference: r.ProviderReference, RefundOwed: r.RefundOwed, Disputed: r.Disputed,
 		SettledAs: r.SettledAs, Created: r.Created, Changed: r.Changed, HoldCount: r.Hold,
 	}
 	for i := range r.Attempts {

@@ -1,0 +1,129 @@
+// This file is what an operator sees of a call: its one line in the log, and what it
+// adds to the metrics. Nothing here changes what a call comes to.
+
+package gateway
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/holdfast-dev/holdfast/internal/guard"
+	"github.com/holdfast-dev/holdfast/internal/metrics"
+	"github.com/holdfast-dev/holdfast/internal/policy"
+)
+
+// signals are what is noted of a call on its way.
+type signals struct {
+	// measured counts for the tool; nil: there is none, or it is not known whether the
+	// caller may know of it.
+	measured *metrics.Tool
+	// guarded: the guard was asked.
+	guarded bool
+	// met: another call of the intent was in flight.
+	met bool
+	// reading is the time in which the caller sent its body, sending that of the attempts,
+	// and waiting that in which another call had to end.
+	reading, sending, waiting time.Duration
+	since                     time.Time
+	// outcome is the last attempt's, of this call.
+	outcome guard.Outcome
+	reasons []guard.Reason
+	// key is what the provider knows the intent by.
+	key string
+}
+
+// keyShown is how much of a key is logged: enough to find it, and not the key itself.
+const keyShown = 16
+
+// exists notes that there is a tool, by what looking it up came to.
+func (c *call) exists(err error) {
+	var notServed *policy.NotServedError
+	if err == nil || errors.As(err, &notServed) {
+		c.measured = c.g.o.Metrics.Tool(c.namespace, c.tool)
+	}
+}
+
+// meets notes that another call of the intent is in flight.
+func (c *call) meets() {
+	if !c.met {
+		c.met = true
+		c.measured.Conflict()
+	}
+}
+
+// waits notes that the call waits from now on, and waited that it does no longer.
+func (c *call) waits() {
+	if c.since.IsZero() {
+		c.since = time.Now()
+	}
+}
+
+func (c *call) waited() {
+	if !c.since.IsZero() {
+		c.waiting += time.Since(c.since)
+		c.since = time.Time{}
+	}
+}
+
+// tried notes an attempt.
+func (c *call) tried(ticket *guard.Ticket, outcome guard.Outcome, took time.Duration) {
+	c.outcome, c.key = outcome, ticket.ProviderKey
+	c.sending += took
+	c.measured.Attempt(string(outcome), took)
+}
+
+// end logs and counts the call. took is the whole of it.
+func (c *call) end(took time.Duration) {
+	c.log(took)
+	verdict := string(c.verdict)
+	switch {
+	case c.measured == nil:
+		c.g.o.Metrics.Refused(verdict, c.reason)
+	case c.poll:
+		c.measured.Poll(verdict)
+	default:
+		c.measured.Call(verdict, c.reason)
+		if c.verdict == guard.UnknownHold && slices.Contains(c.reasons, guard.KeyExpired) {
+			c.measured.Expired()
+		}
+		if c.guarded {
+			c.measured.Guarded(took - c.reading - c.sending - c.waiting)
+		}
+	}
+}
+
+// evidence says that somebody may have to look into this call later: its line must not be
+// left out, however many there are.
+func (c *call) evidence() bool {
+	return !c.poll && (c.verdict == guard.UnknownHold || c.verdict == guard.Conflict || c.outcome != "" && c.outcome != guard.AttemptSucceeded)
+}
+
+// log writes the one line of a call. Never bodies, headers or secrets.
+func (c *call) log(took time.Duration) {
+	to := c.g.o.Log
+	if c.evidence() {
+		to = c.g.o.Evidence
+	}
+	fields := []any{
+		"tool", c.namespace + "/" + c.tool, "caller", c.caller.Username, "intentID", c.intent, "key", c.key[:min(len(c.key), keyShown)],
+		"verdict", c.verdict, "reason", c.reason, "attempt", c.attempt, "hold", c.hold, "status", c.status, "poll", c.poll, "took", took.String(),
+	}
+	if len(c.reasons) > 0 {
+		fields = append(fields, "reasons", reasonTexts(c.reasons))
+	}
+	if c.outcome != "" {
+		fields = append(fields, "outcome", c.outcome, "upstream", c.sending.String())
+	}
+	if c.cause != nil {
+		fields = append(fields, "cause", c.cause.Error())
+	}
+	to.Info("call", fields...)
+}
+
+// places are how many calls are where.
+func (g *Gateway) places() metrics.Places {
+	return metrics.Places{
+		Reading: g.reading.count(), Working: g.working.count(), Waiting: g.waiting.count(), Limit: g.o.MaxCalls,
+	}
+}
