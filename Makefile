@@ -37,8 +37,9 @@ build: ## Build the manager and the test provider into bin/.
 	go build -buildvcs=false -o bin/ ./cmd/manager ./test/provider/cmd/provider
 
 .PHONY: generate
-generate: bin/controller-gen ## Generate code and CRDs from the types in api/.
+generate: bin/controller-gen ## Generate code and CRDs from the types in api/, and the table of metrics.
 	bin/controller-gen object crd applyconfiguration paths=./api/v1alpha1 output:crd:artifacts:config=config/crd/bases
+	go run ./hack/metricsdoc docs/metrics.md
 
 .PHONY: lint
 lint: ## Run the linters.

@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/holdfast-dev/holdfast/internal/metrics"
 )
 
 func read(t *testing.T, path string) string {
@@ -27,6 +29,12 @@ func TestTheFirstToolIsTheMinimalSample(t *testing.T) {
 	}
 	if sample := read(t, "../config/samples/minimal.yaml"); shown != sample {
 		t.Errorf("the README shows\n%s\nand config/samples/minimal.yaml is\n%s", shown, sample)
+	}
+}
+
+func TestTheTableOfMetricsIsTheSources(t *testing.T) {
+	if !strings.Contains(read(t, "metrics.md"), "<!-- metrics -->\n"+metrics.Table()+"<!-- /metrics -->\n") {
+		t.Error("docs/metrics.md does not have the table that internal/metrics makes: run make generate")
 	}
 }
 

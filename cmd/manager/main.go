@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -26,6 +27,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
@@ -61,6 +63,8 @@ type flags struct {
 	margin, grace, draining time.Duration
 	storeTimeout            time.Duration
 	log                     zap.Options
+	// evidence is the log without the sampling of bursts.
+	evidence logr.Logger
 }
 
 func (f *flags) bind(fs *flag.FlagSet) {
@@ -120,7 +124,9 @@ func main() {
 	var f flags
 	f.bind(flag.CommandLine)
 	flag.Parse()
-	ctrl.SetLogger(zap.New(zap.UseFlagOptions(&f.log)))
+	sampled, whole := loggers(f.log)
+	ctrl.SetLogger(sampled)
+	f.evidence = whole
 	if err := run(ctrl.SetupSignalHandler(), f); err != nil {
 		fmt.Fprintln(os.Stderr, "manager:", err)
 		os.Exit(1)
@@ -199,13 +205,17 @@ func run(ctx context.Context, f flags) (err error) {
 			at.Places = op.Places
 			return at.Dial(ctx, namespace, network, address, op.Consent)
 		},
-		Guard: guard.Options{Settlement: f.settlement, Margin: f.margin, Grace: f.grace},
+		Guard:       guard.Options{Settlement: f.settlement, Margin: f.margin, Grace: f.grace},
+		EvidenceLog: f.evidence,
 	})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, op.Close()) }()
 	addresses.Places = op.Places
+	if err := ctrlmetrics.Registry.Register(op.Metrics); err != nil {
+		return fmt.Errorf("set up the metrics: %w", err)
+	}
 
 	if err := mgr.AddHealthzCheck("process", healthz.Ping); err != nil {
 		return fmt.Errorf("set up the probes: %w", err)
@@ -234,6 +244,8 @@ func addGateway(mgr ctrl.Manager, cfg *rest.Config, f flags, op *controller.Oper
 		Consent:     op.Consent,
 		Addresses:   addresses,
 		Log:         ctrl.Log.WithName("gateway"),
+		Evidence:    f.evidence.WithName("gateway"),
+		Metrics:     op.Metrics,
 		Address:     f.address, CertFile: f.cert, KeyFile: f.key, InsecureHTTP: f.insecureHTTP,
 		Drain: f.draining,
 	})

@@ -29,6 +29,7 @@ import (
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 	"github.com/holdfast-dev/holdfast/internal/guard"
+	"github.com/holdfast-dev/holdfast/internal/metrics"
 	"github.com/holdfast-dev/holdfast/internal/policy"
 	"github.com/holdfast-dev/holdfast/internal/store"
 	"github.com/holdfast-dev/holdfast/internal/workload"
@@ -88,6 +89,8 @@ type StoreReconciler struct {
 	// StoreTimeout bounds a question to a store's server; 0: the driver's own.
 	StoreTimeout time.Duration
 	Options      guard.Options
+	// Metrics count the round trips, and show what was found; nil: nobody asks.
+	Metrics *metrics.Metrics
 
 	mu   sync.Mutex
 	open map[types.NamespacedName]*openStore
@@ -145,6 +148,7 @@ func (r *StoreReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl
 		if client.IgnoreNotFound(err) != nil {
 			return ctrl.Result{}, err
 		}
+		r.unmeasure(nn)
 		// The records stay: they are the memory of whoever makes the store again.
 		r.Engines.Remove(nn.Namespace, nn.Name)
 		r.mu.Lock()
@@ -170,6 +174,7 @@ func (r *StoreReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl
 	r.seen[nn] = true
 	r.mu.Unlock()
 	r.tell(ctx, nn, failed)
+	r.measure(nn, v, failed)
 	after := ctrl.Result{RequeueAfter: storeLook}
 	if failed != nil && !errors.Is(failed, store.ErrMemoryLost) || v.accepting != "" {
 		after.RequeueAfter = storeRetry

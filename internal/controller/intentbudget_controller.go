@@ -21,6 +21,7 @@ import (
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 	"github.com/holdfast-dev/holdfast/internal/guard"
+	"github.com/holdfast-dev/holdfast/internal/metrics"
 )
 
 // The reasons of an IntentBudget's conditions.
@@ -38,6 +39,8 @@ type BudgetReconciler struct {
 	Client  client.Client
 	Memory  *Memory
 	Engines *guard.Engines
+	// Metrics show what was counted; nil: nobody asks.
+	Metrics *metrics.Metrics
 }
 
 // SetupWithManager watches the budgets, their stores and the operator's memory.
@@ -60,6 +63,9 @@ func (r *BudgetReconciler) ofStore(ctx context.Context, obj client.Object) []rec
 func (r *BudgetReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var obj v1alpha1.IntentBudget
 	if err := r.Client.Get(ctx, req.NamespacedName, &obj); err != nil {
+		if apierrors.IsNotFound(err) {
+			r.unmeasure(req.NamespacedName)
+		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	next := v1alpha1.IntentBudgetStatus{ObservedGeneration: obj.Generation, Held: obj.Status.Held}
@@ -95,6 +101,7 @@ func (r *BudgetReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctr
 		}
 		result.RequeueAfter = heldLook
 	}
+	r.measure(&obj, next)
 	next.Conditions = set.list
 	old := obj.Status
 	old.Conditions = sorted(old.Conditions)

@@ -25,6 +25,7 @@ import (
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 	"github.com/holdfast-dev/holdfast/internal/guard"
+	"github.com/holdfast-dev/holdfast/internal/metrics"
 	"github.com/holdfast-dev/holdfast/internal/store"
 	"github.com/holdfast-dev/holdfast/internal/store/bolt"
 	"github.com/holdfast-dev/holdfast/internal/store/postgres"
@@ -65,6 +66,7 @@ var errNoFile = errors.New("the file is not there")
 // settings are what a store is opened from: all of it but the password of a Redis,
 // which is asked for at each connection.
 type settings struct {
+	name     metrics.Name
 	Embedded string            `json:"embedded,omitempty"`
 	Redis    *redis.Options    `json:"-"`
 	Postgres *postgres.Options `json:"-"`
@@ -74,7 +76,7 @@ type settings struct {
 // settingsOf reads the settings, with the Secrets that they name.
 func (r *StoreReconciler) settingsOf(ctx context.Context, obj *v1alpha1.IdempotencyStore) (settings, error) {
 	nn := client.ObjectKeyFromObject(obj)
-	var s settings
+	s := settings{name: metrics.Name{Namespace: nn.Namespace, Name: nn.Name}}
 	sum := sha256.New()
 	enc := json.NewEncoder(sum)
 	switch {
@@ -246,6 +248,9 @@ func (r *StoreReconciler) openAs(s settings, remembered bool) (*openStore, error
 		}
 		o.store = st
 		o.durability = func(context.Context) (store.Durability, error) { return embeddedDurability(s.Embedded) }
+	}
+	if r.Metrics != nil {
+		o.store = r.Metrics.Store(o.store, s.name)
 	}
 	return o, nil
 }

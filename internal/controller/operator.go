@@ -28,6 +28,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/holdfast-dev/holdfast/internal/guard"
+	"github.com/holdfast-dev/holdfast/internal/metrics"
 	"github.com/holdfast-dev/holdfast/internal/policy"
 )
 
@@ -47,6 +48,9 @@ type Options struct {
 	Dial Dial
 	// Guard are the options of every engine; Observe is set here.
 	Guard guard.Options
+	// EvidenceLog takes what is known of results that could not be written. It must leave
+	// nothing out; its zero value: the process's log.
+	EvidenceLog logr.Logger
 }
 
 // Operator is what the controllers and the gateway of one process share.
@@ -56,6 +60,8 @@ type Operator struct {
 	Credentials Credentials
 	Consent     Consent
 	Places      *Places
+	// Metrics are of all that this process does. Whoever serves them registers them.
+	Metrics *metrics.Metrics
 
 	stores  *StoreReconciler
 	budgets *BudgetReconciler
@@ -103,8 +109,6 @@ func Setup(mgr ctrl.Manager, live client.Client, o Options) (*Operator, error) {
 	memory := NewMemory(o.Namespace, cached, live, leads)
 	gateways := NewGateways(o.Namespace, cached, live)
 	worklist := NewWorklist(cached, live, engines, recorder, leads)
-	o.Guard.Observe = worklist.Observe
-	o.Guard.Evidence = logEvidence(ctrl.Log.WithName("evidence"))
 	credentials := Credentials{Live: live}
 
 	op := &Operator{
@@ -112,6 +116,16 @@ func Setup(mgr ctrl.Manager, live client.Client, o Options) (*Operator, error) {
 		Credentials: credentials, Consent: Consent{Live: live}, Places: places,
 		client: cached,
 	}
+	op.Metrics = metrics.New(metrics.Options{Tools: op.toolNames})
+	worklist.Metrics = op.Metrics
+	o.Guard.Observe = func(c guard.Change) {
+		countLate(op.Metrics, c)
+		worklist.Observe(c)
+	}
+	if o.EvidenceLog.GetSink() == nil {
+		o.EvidenceLog = ctrl.Log
+	}
+	o.Guard.Evidence = evidence(o.EvidenceLog.WithName("evidence"), op.Metrics)
 	dial := o.Dial
 	if dial == nil {
 		dial = func(ctx context.Context, _, network, address string) (net.Conn, error) {
@@ -120,7 +134,7 @@ func Setup(mgr ctrl.Manager, live client.Client, o Options) (*Operator, error) {
 		}
 	}
 	op.stores = &StoreReconciler{
-		Client: cached, Live: live, Memory: memory, Engines: engines, Policies: op.Policies, Events: recorder, DataDir: o.DataDir, Options: o.Guard,
+		Client: cached, Live: live, Memory: memory, Engines: engines, Policies: op.Policies, Events: recorder, DataDir: o.DataDir, Options: o.Guard, Metrics: op.Metrics,
 		Credentials: credentials, Dial: dial, StoreTimeout: o.StoreTimeout,
 		Gateway: o.Gateway, AllInOne: o.Gateway && o.Controllers, Leading: leads,
 	}
@@ -132,7 +146,7 @@ func Setup(mgr ctrl.Manager, live client.Client, o Options) (*Operator, error) {
 	reconcilers := []interface{ SetupWithManager(ctrl.Manager) error }{op.stores, op.tools}
 	runnables := []manager.Runnable{worklist}
 	if o.Controllers {
-		op.budgets = &BudgetReconciler{Client: cached, Memory: memory, Engines: engines}
+		op.budgets = &BudgetReconciler{Client: cached, Memory: memory, Engines: engines, Metrics: op.Metrics}
 		op.holds = &HoldReconciler{
 			Client: cached, Live: live, Engines: engines, Memory: memory, Gate: NewGate(live), Events: recorder,
 			Looked: op.stores.looked, Look: worklist.look,
@@ -156,16 +170,6 @@ func Setup(mgr ctrl.Manager, live client.Client, o Options) (*Operator, error) {
 		}
 	}
 	return op, nil
-}
-
-// logEvidence writes down what is known of an attempt whose result could not be written
-// to its record: it is held as unknown, and whoever resolves that looks here.
-func logEvidence(log logr.Logger) func(guard.Evidence) {
-	return func(e guard.Evidence) {
-		log.Error(e.Cause, "the result of an attempt could not be written to its record; the intent will be held as unknown",
-			"namespace", e.Key.Namespace, "tool", e.Key.Tool, "caller", e.Key.Caller, "intentID", e.Key.IntentID, "attempt", e.Attempt,
-			"outcome", e.Outcome, "status", e.Status, "providerKey", e.ProviderKey, "providerReference", e.ProviderReference, "detail", e.Detail)
-	}
 }
 
 // serves says at which generation this gateway has a tool. It has come to one only once

@@ -446,7 +446,7 @@ const (
 // record's last hold, or on the tool if it was never held.
 func (w *Worklist) tell(ctx context.Context, c guard.Change) {
 	v := c.Intent
-	if c.Event != lateSuccess && c.Event != lateEvidence || !v.RefundOwed && !v.Disputed {
+	if !contradicts(c) {
 		return
 	}
 	var about runtime.Object

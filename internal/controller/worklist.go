@@ -27,6 +27,7 @@ import (
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 	"github.com/holdfast-dev/holdfast/internal/guard"
 	"github.com/holdfast-dev/holdfast/internal/intent"
+	"github.com/holdfast-dev/holdfast/internal/metrics"
 )
 
 const (
@@ -46,11 +47,15 @@ type Worklist struct {
 	// Leading says whether this process makes the objects; the others only tell of what
 	// their own attempts have come to.
 	Leading func() bool
+	// Metrics show the holds that were walked; nil: nobody asks.
+	Metrics *metrics.Metrics
 
 	changes chan guard.Change
 	look    chan event.GenericEvent
 	// failed is the last walk's error, so that it is logged once.
 	failed string
+	// open are the holds of each store at its last whole walk.
+	open map[metrics.Name][]metrics.Hold
 }
 
 // NewWorklist walks these engines.
@@ -140,21 +145,28 @@ func (w *Worklist) lookAt(ctx context.Context, namespace, name string) {
 // walk shows all holds, and has those objects looked at that say something else than the record.
 func (w *Worklist) walk(ctx context.Context) error {
 	if !w.Leading() {
+		w.measure(nil)
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, walkTimeout)
 	defer cancel()
 	var errs []error
+	open := map[metrics.Name][]metrics.Hold{}
 	for _, served := range w.Engines.All() {
-		if err := w.walkStore(ctx, served); err != nil {
+		name := metrics.Name{Namespace: served.Namespace, Name: served.Store}
+		open[name] = w.open[name] // stands if the store cannot be walked: nobody decided those
+		if err := w.walkStore(ctx, served, func(holds []metrics.Hold) { open[name] = holds }); err != nil {
 			errs = append(errs, fmt.Errorf("IdempotencyStore %s/%s: %w", served.Namespace, served.Store, err))
 		}
 	}
+	w.measure(open)
 	return errors.Join(errs...)
 }
 
-func (w *Worklist) walkStore(ctx context.Context, served guard.Served) error {
+// walkStore is walk for one store. walked is told of its open holds once all were seen.
+func (w *Worklist) walkStore(ctx context.Context, served guard.Served, walked func([]metrics.Hold)) error {
 	var errs []error
+	var open []metrics.Hold
 	states := map[string]guard.HoldState{}
 	for cursor := ""; ; {
 		page, next, err := served.Engine.Holds(ctx, cursor)
@@ -166,6 +178,7 @@ func (w *Worklist) walkStore(ctx context.Context, served guard.Served) error {
 				continue // a store is of one namespace
 			}
 			states[v.Hold.Name] = v.Hold.State
+			open = append(open, openHold(v))
 			if err := w.show(ctx, served.Engine, v); err != nil {
 				errs = append(errs, fmt.Errorf("hold %s: %w", v.Hold.Name, err))
 			}
@@ -174,6 +187,7 @@ func (w *Worklist) walkStore(ctx context.Context, served guard.Served) error {
 			break
 		}
 	}
+	walked(open)
 	var objects v1alpha1.PaymentHoldList
 	if err := w.Client.List(ctx, &objects, client.InNamespace(served.Namespace)); err != nil {
 		return errors.Join(append(errs, err)...)

@@ -525,6 +525,11 @@ func CheckBudget(budget *v1alpha1.IntentBudget) error {
 	return nil
 }
 
+// MaxHeld is the effective value of a budget's maxHeld.total.
+func MaxHeld(budget *v1alpha1.IntentBudget) int {
+	return effectiveBudget(budget, guard.Policy{}).MaxHeld
+}
+
 // effectiveBudget fills in what a checked budget says.
 func effectiveBudget(budget *v1alpha1.IntentBudget, p guard.Policy) guard.Policy {
 	overlap := v1alpha1.OverlapSpec{}

@@ -65,6 +65,13 @@ func (s *Snapshot) Tool(namespace, name string) (*Tool, error) {
 	}
 }
 
+// Names calls yield with every tool that exists, served or not.
+func (s *Snapshot) Names(yield func(namespace, name string)) {
+	for n := range s.tools {
+		yield(n.namespace, n.name)
+	}
+}
+
 // Current is the snapshot that is served. Its zero value serves nothing. All
 // methods may be called at the same time.
 type Current struct {
