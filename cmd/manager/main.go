@@ -36,6 +36,7 @@ import (
 	"github.com/holdfast-dev/holdfast/internal/controller"
 	"github.com/holdfast-dev/holdfast/internal/gateway"
 	"github.com/holdfast-dev/holdfast/internal/guard"
+	"github.com/holdfast-dev/holdfast/internal/tracing"
 )
 
 // The shortest times that are safe on a machine that is busy.
@@ -65,6 +66,8 @@ type flags struct {
 	log                     zap.Options
 	// evidence is the log without the sampling of bursts.
 	evidence logr.Logger
+	// traces are as the environment says.
+	traces *tracing.Provider
 }
 
 func (f *flags) bind(fs *flag.FlagSet) {
@@ -221,6 +224,11 @@ func run(ctx context.Context, f flags) (err error) {
 		return fmt.Errorf("set up the probes: %w", err)
 	}
 	if f.gateway {
+		// It ends after the gateway has drained.
+		if f.traces, err = tracing.FromEnv(ctx, ctrl.Log.WithName("traces")); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, f.traces.Close()) }()
 		if err := addGateway(mgr, cfg, f, op, addresses); err != nil {
 			return err
 		}
@@ -246,6 +254,7 @@ func addGateway(mgr ctrl.Manager, cfg *rest.Config, f flags, op *controller.Oper
 		Log:         ctrl.Log.WithName("gateway"),
 		Evidence:    f.evidence.WithName("gateway"),
 		Metrics:     op.Metrics,
+		Traces:      f.traces,
 		Address:     f.address, CertFile: f.cert, KeyFile: f.key, InsecureHTTP: f.insecureHTTP,
 		Drain: f.draining,
 	})

@@ -80,8 +80,8 @@ type call struct {
 
 // ServeHTTP answers one request.
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	c := &call{g: g, w: w, r: r}
 	started := time.Now()
+	c := &call{g: g, w: w, r: r, signals: signals{came: started}}
 	defer func() { c.end(time.Since(started)) }()
 	if p := c.serve(); p != nil {
 		c.refuse(p)
@@ -99,6 +99,7 @@ func (c *call) serve() *problem {
 	if p := c.enter(); p != nil {
 		return p
 	}
+	c.trace()
 	if err != nil {
 		return c.failure(err, nil)
 	}
@@ -467,12 +468,13 @@ func inFlight(a guard.Answer) bool {
 func (c *call) spend(engine *guard.Engine, tool *policy.Tool, t target, ticket *guard.Ticket) *problem {
 	ctx := dialledFor(context.WithoutCancel(c.r.Context()), tool.Namespace)
 	began := time.Now()
-	x := c.g.try(ctx, tool, t, ticket)
+	sending, span := c.sends(ctx, "attempt", t.header)
+	x := c.g.try(sending, tool, t, ticket)
 	if x.answer != nil {
 		defer x.answer.release()
 	}
 	r := result(x, tool.MaxBodyBytes, time.Now())
-	c.tried(ticket, r.Outcome, time.Since(began))
+	c.tried(ticket, r, time.Since(began), span)
 	if x.err != nil {
 		c.cause = x.err
 	}

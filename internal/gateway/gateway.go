@@ -31,6 +31,7 @@ import (
 	"github.com/holdfast-dev/holdfast/internal/guard"
 	"github.com/holdfast-dev/holdfast/internal/metrics"
 	"github.com/holdfast-dev/holdfast/internal/policy"
+	"github.com/holdfast-dev/holdfast/internal/tracing"
 )
 
 // Access says who calls, and whether they may. access.Reviewer is one.
@@ -81,6 +82,8 @@ type Options struct {
 	Evidence logr.Logger
 	// Metrics count the calls; nil: nobody asks for them.
 	Metrics *metrics.Metrics
+	// Traces takes the traces of calls; nil: there are none.
+	Traces *tracing.Provider
 
 	// Address to listen on, host:port; Listener is used instead, if there is one.
 	Address  string

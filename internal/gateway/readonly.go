@@ -47,6 +47,10 @@ func (c *call) read(tool *policy.Tool, t target) *problem {
 	}
 	ctx, cancel := context.WithTimeout(c.r.Context(), tool.Upstream.Timeout)
 	defer cancel()
+	ctx, span := c.sends(ctx, "read", t.header)
+	if span != nil {
+		defer span.End()
+	}
 	var body io.Reader
 	if len(t.body) > 0 {
 		body = bytes.NewReader(t.body)

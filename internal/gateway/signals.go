@@ -1,20 +1,29 @@
-// This file is what an operator sees of a call: its one line in the log, and what it
-// adds to the metrics. Nothing here changes what a call comes to.
+// This file is what an operator sees of a call: its one line in the log, what it adds to
+// the metrics, and its trace. Nothing here changes what a call comes to.
 
 package gateway
 
 import (
+	"context"
 	"errors"
+	"net/http"
 	"slices"
 	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/holdfast-dev/holdfast/internal/guard"
 	"github.com/holdfast-dev/holdfast/internal/metrics"
 	"github.com/holdfast-dev/holdfast/internal/policy"
+	"github.com/holdfast-dev/holdfast/internal/tracing"
 )
 
 // signals are what is noted of a call on its way.
 type signals struct {
+	came time.Time
+	// span is nil if there are no traces, or it is not known who calls.
+	span trace.Span
 	// measured counts for the tool; nil: there is none, or it is not known whether the
 	// caller may know of it.
 	measured *metrics.Tool
@@ -66,16 +75,65 @@ func (c *call) waited() {
 	}
 }
 
-// tried notes an attempt.
-func (c *call) tried(ticket *guard.Ticket, outcome guard.Outcome, took time.Duration) {
-	c.outcome, c.key = outcome, ticket.ProviderKey
+// trace begins the call's trace. It is called once it is known who calls: nobody else
+// has traces made.
+func (c *call) trace() {
+	ctx, span := c.g.o.Traces.Call(c.r.Context(), c.r.Header, c.came)
+	if span != nil {
+		c.span, c.r = span, c.r.WithContext(ctx)
+	}
+}
+
+// sends begins the span of what is sent upstream, whose headers name it; nil: there are
+// no traces.
+func (c *call) sends(ctx context.Context, name string, h http.Header) (context.Context, trace.Span) {
+	if c.span == nil {
+		return ctx, nil
+	}
+	ctx, span := tracing.Child(ctx, name)
+	tracing.Inject(ctx, h)
+	return ctx, span
+}
+
+// tried notes an attempt and what it came to.
+func (c *call) tried(ticket *guard.Ticket, r guard.Result, took time.Duration, span trace.Span) {
+	c.outcome, c.key = r.Outcome, ticket.ProviderKey
 	c.sending += took
-	c.measured.Attempt(string(outcome), took)
+	c.measured.Attempt(string(r.Outcome), took)
+	if span == nil {
+		return
+	}
+	span.SetAttributes(attribute.Int("holdfast.attempt", ticket.Attempt), attribute.String("holdfast.outcome", string(r.Outcome)))
+	if r.Response != nil {
+		span.SetAttributes(attribute.Int("http.response.status_code", r.Response.Status))
+	}
+	if r.Outcome != guard.AttemptSucceeded {
+		tracing.Fail(span, string(r.Outcome))
+	}
+	span.End()
+}
+
+// traced ends the call's trace.
+func (c *call) traced() {
+	if c.span == nil {
+		return
+	}
+	c.span.SetAttributes(
+		attribute.String("holdfast.namespace", c.namespace), attribute.String("holdfast.tool", c.tool),
+		attribute.String("holdfast.caller", c.caller.Username), attribute.String("holdfast.intent_id", c.intent),
+		attribute.String("holdfast.verdict", string(c.verdict)), attribute.String("holdfast.reason", c.reason),
+		attribute.Int("http.response.status_code", c.status),
+	)
+	if c.status >= http.StatusInternalServerError {
+		tracing.Fail(c.span, c.reason)
+	}
+	c.span.End()
 }
 
 // end logs and counts the call. took is the whole of it.
 func (c *call) end(took time.Duration) {
 	c.log(took)
+	c.traced()
 	verdict := string(c.verdict)
 	switch {
 	case c.measured == nil:
@@ -114,6 +172,9 @@ func (c *call) log(took time.Duration) {
 	}
 	if c.outcome != "" {
 		fields = append(fields, "outcome", c.outcome, "upstream", c.sending.String())
+	}
+	if id := tracing.ID(c.r.Context(), c.r.Header); id != "" {
+		fields = append(fields, "traceID", id)
 	}
 	if c.cause != nil {
 		fields = append(fields, "cause", c.cause.Error())

@@ -1,4 +1,5 @@
-// This file counts the round trips to stores, around whatever driver there is.
+// This file counts the round trips to stores, around whatever driver there is, and makes
+// each a span of its call's trace, if there is one.
 
 package metrics
 
@@ -9,8 +10,11 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/holdfast-dev/holdfast/internal/store"
+	"github.com/holdfast-dev/holdfast/internal/tracing"
 )
 
 // Why a store is refused.
@@ -62,6 +66,14 @@ const (
 
 var operations = [...]string{"standing", "initialise", "disown", "reserve", "update", "get", "list", "meter"}
 
+// spans are their names in a trace.
+var spans = func() (names [len(operations)]string) {
+	for i, op := range operations {
+		names[i] = "store " + op
+	}
+	return names
+}()
+
 // openedStore counts for one IdempotencyStore, for as long as anybody has it open.
 type openedStore struct {
 	users int
@@ -94,12 +106,39 @@ func (m *Metrics) Store(st store.Store, name Name) store.Store {
 	return &measured{of: st, m: m, name: name, to: o}
 }
 
-// done counts a round trip.
-func (s *measured) done(op int, began time.Time, err error) {
-	s.to.took[op].Observe(time.Since(began).Seconds())
-	if err == nil {
-		return
+// trip is one round trip under way.
+type trip struct {
+	s     *measured
+	op    int
+	began time.Time
+	span  trace.Span
+}
+
+func (s *measured) begin(ctx context.Context, op int) (context.Context, trip) {
+	ctx, span := tracing.Child(ctx, spans[op])
+	if span != nil {
+		span.SetAttributes(attribute.String("holdfast.namespace", s.name.Namespace), attribute.String("holdfast.store", s.name.Name))
 	}
+	return ctx, trip{s: s, op: op, began: time.Now(), span: span}
+}
+
+// end counts it.
+func (t trip) end(err error) {
+	t.s.to.took[t.op].Observe(time.Since(t.began).Seconds())
+	word := ""
+	if err != nil {
+		word = t.s.failed(t.op, err)
+	}
+	if t.span != nil {
+		if word != "" {
+			tracing.Fail(t.span, word)
+		}
+		t.span.End()
+	}
+}
+
+// failed counts a round trip that failed, and says why in a word.
+func (s *measured) failed(op int, err error) string {
 	reason := "other"
 	switch {
 	case errors.Is(err, store.ErrMemoryLost):
@@ -114,69 +153,70 @@ func (s *measured) done(op int, began time.Time, err error) {
 	if s.m.opened[s.name] == s.to { // else its series are gone
 		s.m.counters[&storeErrors].WithLabelValues(s.name.Namespace, s.name.Name, operations[op], reason).Inc()
 	}
+	return reason
 }
 
 // Standing implements store.Store.
 func (s *measured) Standing(ctx context.Context) (store.Standing, error) {
-	began := time.Now()
+	ctx, t := s.begin(ctx, opStanding)
 	is, err := s.of.Standing(ctx)
-	s.done(opStanding, began, err)
+	t.end(err)
 	return is, err
 }
 
 // Initialise implements store.Store.
 func (s *measured) Initialise(ctx context.Context, id store.Identity) (store.Identity, error) {
-	began := time.Now()
+	ctx, t := s.begin(ctx, opInitialise)
 	is, err := s.of.Initialise(ctx, id)
-	s.done(opInitialise, began, err)
+	t.end(err)
 	return is, err
 }
 
 // Disown implements store.Store.
 func (s *measured) Disown(ctx context.Context, epoch, next string) error {
-	began := time.Now()
+	ctx, t := s.begin(ctx, opDisown)
 	err := s.of.Disown(ctx, epoch, next)
-	s.done(opDisown, began, err)
+	t.end(err)
 	return err
 }
 
 // Reserve implements store.Store.
 func (s *measured) Reserve(ctx context.Context, r store.Reserve) (store.Result, error) {
-	began := time.Now()
+	ctx, t := s.begin(ctx, opReserve)
 	res, err := s.of.Reserve(ctx, r)
-	s.done(opReserve, began, err)
+	t.end(err)
 	return res, err
 }
 
 // Update implements store.Store.
 func (s *measured) Update(ctx context.Context, w store.Write) (store.Result, error) {
-	began := time.Now()
+	ctx, t := s.begin(ctx, opUpdate)
 	res, err := s.of.Update(ctx, w)
-	s.done(opUpdate, began, err)
+	t.end(err)
 	return res, err
 }
 
 // Get implements store.Store.
 func (s *measured) Get(ctx context.Context, key string) (*store.Record, time.Time, error) {
-	began := time.Now()
+	ctx, t := s.begin(ctx, opGet)
 	r, now, err := s.of.Get(ctx, key)
-	s.done(opGet, began, err)
+	t.end(err)
 	return r, now, err
 }
 
 // List implements store.Store.
 func (s *measured) List(ctx context.Context, l store.List) (store.Page, error) {
-	began := time.Now()
+	ctx, t := s.begin(ctx, opList)
 	page, err := s.of.List(ctx, l)
-	s.done(opList, began, err)
+	t.end(err)
 	return page, err
 }
 
 // Meter implements store.Store.
 func (s *measured) Meter(ctx context.Context, meter string) (string, error) {
-	began := time.Now()
+	ctx, t := s.begin(ctx, opMeter)
 	sum, err := s.of.Meter(ctx, meter)
-	s.done(opMeter, began, err)
+	t.end(err)
 	return sum, err
 }
 
