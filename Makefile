@@ -74,6 +74,10 @@ test: ## Run all tests, those against a real API server and from outside include
 			HOLDFAST_E2E_STORE=$$store go test $(TESTFLAGS) $$outside; \
 		done; \
 	fi; \
+	if [[ "$(PKG)" == ./... ]]; then \
+		echo "test: the alert rules and the dashboard, on Prometheus' own engine"; \
+		go test -C test/prometheus -mod=readonly $(TESTFLAGS) ./...; \
+	fi; \
 	if [[ $$(go env CGO_ENABLED) == 1 ]]; then \
 		echo "test: once more with the race detector: $(RACE_PKG)"; \
 		go test $(TESTFLAGS) -race -short $(RACE_PKG); \

@@ -38,6 +38,18 @@ func TestTheTableOfMetricsIsTheSources(t *testing.T) {
 	}
 }
 
+func TestEveryAlertIsExplained(t *testing.T) {
+	alerts := regexp.MustCompile(`(?m)^    - alert: (\w+)$`).FindAllStringSubmatch(read(t, "../config/prometheus/rules.yaml"), -1)
+	if len(alerts) < 5 {
+		t.Fatalf("only %d alerts were found", len(alerts))
+	}
+	for _, a := range alerts {
+		if !strings.Contains(read(t, "operations.md"), "| `"+a[1]+"` |") {
+			t.Errorf("operations.md does not say what to do about %s", a[1])
+		}
+	}
+}
+
 var (
 	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	heading = regexp.MustCompile("(?m)^#+ (.+)$")

@@ -47,8 +47,9 @@ func newTool(m *Metrics, name Name) *Tool {
 	t.conflicts, t.expired, t.notWritten = counter(&concurrentConflicts), counter(&keyExpiryCollisions), counter(&resultsNotWritten)
 	t.attempt = m.histograms[&attemptSeconds].WithLabelValues(name.Namespace, name.Name)
 	t.guard = m.histograms[&guardSeconds].WithLabelValues(name.Namespace, name.Name)
-	for _, verdict := range []string{"ALLOW", "REPLAY"} {
-		t.counter(&callsTotal, verdict, "")
+	// What an alert looks for must be there before it happens.
+	for verdict, reason := range map[string]string{"ALLOW": "", "REPLAY": "", "CONFLICT": "request"} {
+		t.counter(&callsTotal, verdict, reason)
 	}
 	for _, outcome := range []string{"Succeeded", "Failed", "Retryable", "Pending", "Unknown"} {
 		t.counter(&attemptsTotal, outcome, "")
