@@ -64,6 +64,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.MaxHeldSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Money"):
 		return &apiv1alpha1.MoneyApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("OutcomeRule"):
+		return &apiv1alpha1.OutcomeRuleApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("OverlapSpec"):
 		return &apiv1alpha1.OverlapSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("PaymentHold"):
@@ -88,6 +90,12 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.ResourceAmountsApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ResponseCache"):
 		return &apiv1alpha1.ResponseCacheApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RetryBackoff"):
+		return &apiv1alpha1.RetryBackoffApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RetryBudget"):
+		return &apiv1alpha1.RetryBudgetApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RetryRatio"):
+		return &apiv1alpha1.RetryRatioApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("SecretKeyReference"):
 		return &apiv1alpha1.SecretKeyReferenceApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("SecretReference"):

@@ -352,7 +352,7 @@ type IdempotencySpec struct {
 // +kubebuilder:validation:XValidation:rule="self.effect != 'Mutating' || has(self.idempotency)",message="a Mutating tool needs idempotency: at least how the upstream receives the key"
 // +kubebuilder:validation:XValidation:rule="self.effect != 'Mutating' || !has(self.upstream.http) || has(self.upstream.http.settleAfter)",message="a Mutating tool needs upstream.http.settleAfter"
 // +kubebuilder:validation:XValidation:rule="self.effect != 'Mutating' || !has(self.cache)",message="cache is for ReadOnly tools: the answers of a Mutating tool are kept by its intents"
-// +kubebuilder:validation:XValidation:rule="self.effect != 'ReadOnly' || !(has(self.intentBudgetRef) || has(self.identity) || has(self.idempotency))",message="a ReadOnly tool has no intents: remove intentBudgetRef, identity and idempotency"
+// +kubebuilder:validation:XValidation:rule="self.effect != 'ReadOnly' || !(has(self.intentBudgetRef) || has(self.identity) || has(self.idempotency) || has(self.outcomes) || has(self.retryBudget))",message="a ReadOnly tool has no intents: remove intentBudgetRef, identity, idempotency, outcomes and retryBudget"
 // +kubebuilder:validation:XValidation:rule="self.effect != 'ReadOnly' || !has(self.upstream.http) || !has(self.upstream.http.settleAfter)",message="a ReadOnly tool moves nothing that could settle: remove upstream.http.settleAfter"
 // +kubebuilder:validation:XValidation:rule="!has(self.idempotency) || !has(self.idempotency.key.header) || !has(self.upstream.http) || !has(self.upstream.http.requestHeaders) || !(self.idempotency.key.header.lowerAscii() in self.upstream.http.requestHeaders)",message="the header of idempotency.key is written by the gateway: remove it from upstream.http.requestHeaders"
 // +kubebuilder:validation:XValidation:rule="!has(self.upstream.http) || !has(self.upstream.http.credentialsFrom) || !has(self.upstream.http.requestHeaders) || !(self.upstream.http.credentialsFrom.header.lowerAscii() in self.upstream.http.requestHeaders)",message="the header of credentialsFrom is written by the gateway: remove it from upstream.http.requestHeaders"
@@ -388,6 +388,19 @@ type AgentToolSpec struct {
 	// Required for a Mutating tool, forbidden for a ReadOnly one.
 	// +optional
 	Idempotency *IdempotencySpec `json:"idempotency,omitempty"`
+
+	// outcomes say how a complete answer of the upstream is read; the first rule that fits wins, and an answer that none fits is read by its status:
+	// 2xx Succeeded, but 202 Pending; 4xx Failed, but 429 Retryable, and 408, 409 and 425 Unknown; all others Unknown. What happens
+	// before an answer is complete cannot be declared. Only for a Mutating tool.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	Outcomes []OutcomeRule `json:"outcomes,omitempty"`
+
+	// retryBudget says how often an intent is tried, while every attempt is known to have moved nothing. When absent, the gateway
+	// tries once a call, an intent has 5 attempts, and there are at least 2 s between them. Only for a Mutating tool.
+	// +optional
+	RetryBudget *RetryBudget `json:"retryBudget,omitempty"`
 }
 
 // AgentToolStatus is what the operator has seen of the tool.

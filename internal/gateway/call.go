@@ -348,18 +348,7 @@ func (c *call) mutate(tool *policy.Tool, t target, query url.Values) *problem {
 		return p
 	}
 	c.guarded = true
-	a, err := c.admit(engine, wanted, tool)
-	c.waited()
-	if errors.Is(err, errGone) {
-		c.abandon()
-	}
-	if err != nil {
-		return c.failure(err, tool)
-	}
-	if a.Verdict != guard.Allow || a.Ticket == nil {
-		return c.tell(a, tool)
-	}
-	return c.spend(engine, tool, t, a.Ticket)
+	return c.attempts(engine, wanted, tool, t)
 }
 
 // equip adds the credential and checks the consent: what can be known to be missing before anything is reserved.
@@ -402,9 +391,8 @@ func (c *call) equip(tool *policy.Tool, t *target) *problem {
 }
 
 // admit asks the guard, and waits for a call of the same intent that is in flight, if the tool wants it so.
-func (c *call) admit(engine *guard.Engine, wanted guard.Call, tool *policy.Tool) (guard.Answer, error) {
+func (c *call) admit(engine *guard.Engine, wanted guard.Call, tool *policy.Tool, until time.Time) (guard.Answer, error) {
 	gone := c.r.Context().Done()
-	until := time.Now().Add(tool.InFlight.Timeout)
 	wait := waitFirst
 	for {
 		if c.r.Context().Err() != nil {
@@ -463,9 +451,10 @@ func inFlight(a guard.Answer) bool {
 	return a.Verdict == guard.InFlightNow && a.Reason == guard.ReasonInFlight
 }
 
-// spend uses the ticket: one attempt, its settlement, the answer. From here on the
-// caller's leaving changes nothing.
-func (c *call) spend(engine *guard.Engine, tool *policy.Tool, t target, ticket *guard.Ticket) *problem {
+// spend uses the ticket: one attempt, its settlement, the answer. While it is at it the
+// caller's leaving changes nothing. If it answers nothing yet, because the call may make
+// another attempt, it gives what the guard said.
+func (c *call) spend(engine *guard.Engine, tool *policy.Tool, t target, ticket *guard.Ticket) (*problem, *guard.Answer) {
 	ctx := dialledFor(context.WithoutCancel(c.r.Context()), tool.Namespace)
 	began := time.Now()
 	sending, span := c.sends(ctx, "attempt", t.header)
@@ -473,7 +462,7 @@ func (c *call) spend(engine *guard.Engine, tool *policy.Tool, t target, ticket *
 	if x.answer != nil {
 		defer x.answer.release()
 	}
-	r := result(x, tool.MaxBodyBytes, time.Now())
+	r := result(x, tool, time.Now())
 	c.tried(ticket, r, time.Since(began), span)
 	if x.err != nil {
 		c.cause = x.err
@@ -486,14 +475,17 @@ func (c *call) spend(engine *guard.Engine, tool *policy.Tool, t target, ticket *
 		return c.tell(guard.Answer{
 			Verdict: guard.UnknownHold, Reason: guard.OutcomeUnknown, Reasons: []guard.Reason{guard.OutcomeUnknown},
 			Intent: guard.View{Key: ticket.Key, Exists: true},
-		}, tool)
+		}, tool), nil
+	}
+	if tool.Retry != nil && a.Again {
+		return nil, &a
 	}
 	if a.Verdict == guard.Allow && x.answer != nil {
 		c.verdict = guard.Allow
 		c.pass(x.answer, r.Response.Header, a.RetryAfter)
-		return nil
+		return nil, nil
 	}
-	return c.tell(a, tool)
+	return c.tell(a, tool), nil
 }
 
 // try makes the attempt. A panic in it is an outcome like another.

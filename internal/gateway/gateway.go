@@ -123,6 +123,7 @@ type Gateway struct {
 	cached   *cache.LRUExpireCache
 	// The places for calls that send their bodies, are worked on, and wait.
 	reading, working, waiting *slots
+	ratios                    *ratios
 
 	draining chan struct{}
 	drain    sync.Once
@@ -188,6 +189,7 @@ func New(o Options) (*Gateway, error) {
 		reading:  newSlots(o.MaxCalls),
 		working:  newSlots(o.MaxCalls),
 		waiting:  newSlots(o.MaxCalls),
+		ratios:   newRatios(),
 		draining: make(chan struct{}),
 	}
 	g.o.Addresses.consent = o.Consent

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-dev/holdfast/internal/guard"
+	"github.com/holdfast-dev/holdfast/internal/policy"
 )
 
 // maxRetryAfter bounds what an upstream may ask for.
@@ -42,8 +43,9 @@ func outcomeOf(status int) guard.Outcome {
 	}
 }
 
-// result turns an exchange into what the guard takes. keep is how much of a body a record keeps.
-func result(x exchange, keep int64, now time.Time) guard.Result {
+// result turns an exchange into what the guard takes. What the tool declares is asked of
+// complete answers alone.
+func result(x exchange, tool *policy.Tool, now time.Time) guard.Result {
 	r := guard.Result{LateSend: x.late}
 	if x.answer == nil {
 		r.Outcome = guard.AttemptUnknown
@@ -59,9 +61,13 @@ func result(x exchange, keep int64, now time.Time) guard.Result {
 	a := x.answer
 	r.Outcome = outcomeOf(a.status)
 	r.Detail = "the upstream answered " + strconv.Itoa(a.status)
+	if read, ok := tool.ReadAnswer(policy.Answer{Status: a.status, Header: a.header, Body: a.body, Cut: a.cut}); ok {
+		r.Outcome = read.Outcome
+		r.Detail += ", and " + read.Why
+	}
 	body := a.body
-	if int64(len(body)) > keep {
-		body = body[:keep]
+	if int64(len(body)) > tool.MaxBodyBytes {
+		body = body[:tool.MaxBodyBytes]
 	}
 	r.Response = &guard.Response{
 		Status: a.status, Header: endToEnd(a.header), Body: body,

@@ -178,6 +178,10 @@ func fromGuard(a guard.Answer, who access.Caller) *problem {
 			p.OwnMatches = ownMatches(a, who)
 			return set(http.StatusTooManyRequests, "too-many-holds", "Too many payments wait for a person", actRetryLater,
 				"Nothing was sent. This payment would have to wait for a person, but too many already do. Come back after some of them were decided.")
+		case guard.ReasonRetryRatio:
+			return set(http.StatusTooManyRequests, "retry-ratio", "Too many retries of this tool", actRetryLater,
+				nothingPaid(v)+", and this call sent nothing more. So many calls of this tool are retries now that no more are sent for a moment. "+
+					"Send the same request with the same intent ID again after Retry-After; do not use a new intent ID."+ask)
 		case guard.ReasonUnreachable:
 			return set(http.StatusBadGateway, "upstream-unreachable", "The upstream could not be reached", actRetryLater,
 				nothingPaid(v)+": "+lastDetail(v)+". Send the same request with the same intent ID again later.")

@@ -54,7 +54,7 @@ func TestResultWithoutAnAnswer(t *testing.T) {
 		{"a success that was cut", exchange{sent: true, status: 200, err: io.ErrUnexpectedEOF}, guard.AttemptUnknown},
 		{"a failure that was cut", exchange{sent: true, status: 402, err: io.ErrUnexpectedEOF}, guard.AttemptUnknown},
 	} {
-		if got := result(tc.x, 10, now); got.Outcome != tc.want || got.Detail == "" {
+		if got := result(tc.x, &policy.Tool{MaxBodyBytes: 10}, now); got.Outcome != tc.want || got.Detail == "" {
 			t.Errorf("%s: %+v, want %s", tc.name, got, tc.want)
 		}
 	}
@@ -62,10 +62,10 @@ func TestResultWithoutAnAnswer(t *testing.T) {
 
 func TestResultKeepsTheStart(t *testing.T) {
 	a := &answer{status: 200, header: http.Header{"Content-Type": {"application/json"}}, body: []byte(`{"id":"ch_1"}`), size: 13, digest: "sha256:x"}
-	if got := result(exchange{sent: true, answer: a}, 13, time.Now()); got.Response.Truncated || got.ProviderReference != "ch_1" {
+	if got := result(exchange{sent: true, answer: a}, &policy.Tool{MaxBodyBytes: 13}, time.Now()); got.Response.Truncated || got.ProviderReference != "ch_1" {
 		t.Errorf("whole: %+v %+v", got, got.Response)
 	}
-	if got := result(exchange{sent: true, answer: a}, 5, time.Now()); !got.Response.Truncated || string(got.Response.Body) != `{"id"` || got.Response.Size != 13 {
+	if got := result(exchange{sent: true, answer: a}, &policy.Tool{MaxBodyBytes: 5}, time.Now()); !got.Response.Truncated || string(got.Response.Body) != `{"id"` || got.Response.Size != 13 {
 		t.Errorf("start: %+v", got.Response)
 	}
 }

@@ -20,6 +20,8 @@ type Ticket struct {
 	Attempt int
 	// ProviderKey is the stable key that the upstream receives.
 	ProviderKey string
+	// Retry: it is another attempt of an intent of which nothing moved.
+	Retry bool
 
 	clock    Clock
 	deadline Reading // of the send
@@ -53,6 +55,7 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 			return Answer{}, err // it was waited for long enough; else the Reserve asks again
 		}
 	}
+	retryAsked := false
 	for range maxTries {
 		// The clock that ends the send starts before the Reserve.
 		start := e.o.Clock.Now()
@@ -83,6 +86,10 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 			if !maySend {
 				return a, nil
 			}
+			if wait, refused := cur.refuseRetry(&c, &retryAsked); refused {
+				a.Verdict, a.Reason, a.RetryAfter = Deny, ReasonRetryRatio, max(wait, time.Millisecond)
+				return a, nil
+			}
 		}
 		from := cur
 		next := e.begin(cur, c, p, now)
@@ -111,6 +118,7 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 			next.version = res.Version
 			e.done(pending{from: from, to: next, on: onCall}, res.boot)
 			a := e.ticket(next, start)
+			a.Ticket.Retry = from != nil && from.State == Retryable
 			if err := e.doubts(ctx, next, res, lost); err != nil {
 				// It stands, and nobody sends under it.
 				e.o.Later(func() { e.withdraw(a.Ticket) })
@@ -131,7 +139,9 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 				// This write was made, its reply was lost, and a late result was written
 				// over it since. The lease is this writer's all the same.
 				e.done(pending{from: from, to: cur, on: onCall}, res.boot)
-				return e.ticket(cur, start), nil
+				a := e.ticket(cur, start)
+				a.Ticket.Retry = from != nil && from.State == Retryable
+				return a, nil
 			}
 		case store.Blocked:
 			a, again, err := e.blocked(ctx, &cur, next, p, res.Result, kinds, lost)

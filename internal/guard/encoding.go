@@ -89,6 +89,14 @@ func (p *Policy) fields(c *coder) {
 	integer(c, 7, &p.SettleAfter)
 	integer(c, 8, &p.MaxHeld)
 	integer(c, 9, &p.MaxHeldPerCaller)
+	pointer(c, 10, &p.Retry, (*RetryBudget).fields)
+}
+
+func (b *RetryBudget) fields(c *coder) {
+	integer(c, 1, &b.Attempts)
+	integer(c, 2, &b.Initial)
+	integer(c, 3, &b.Max)
+	integer(c, 4, &b.Factor)
 }
 
 func (a *attempt) fields(c *coder) {

@@ -69,6 +69,8 @@ type Options struct {
 	Later func(func())
 	// Nonce makes a new one; 128 random bits.
 	Nonce func() string
+	// Random gives a time from 0 to most, each as likely.
+	Random func(most time.Duration) time.Duration
 
 	// mutation takes one rule out, for tests that must then find a double charge.
 	mutation mutation
@@ -142,6 +144,9 @@ func New(st store.Store, id store.Identity, o Options) *Engine {
 			_, _ = rand.Read(b[:]) // never fails (crypto/rand)
 			return hex.EncodeToString(b[:])
 		}
+	}
+	if o.Random == nil {
+		o.Random = random
 	}
 	e := &Engine{st: st, id: id, o: o, watched: map[string]watch{}}
 	if !o.StoreClock.IsZero() {

@@ -62,6 +62,8 @@ const (
 	ReasonBackoff Reason = "backoff"
 	// ReasonExpired: a retryable intent was not tried again within the tool's TTL (REPLAY).
 	ReasonExpired Reason = "expired"
+	// ReasonRetryRatio: the tool has had as many retries as its calls allow for now (DENY).
+	ReasonRetryRatio Reason = "retry_ratio"
 	// ReasonUnreachable: nothing could be sent (DENY, or REPLAY once attempts are spent).
 	ReasonUnreachable Reason = "upstream_unreachable"
 )
@@ -98,6 +100,9 @@ type Call struct {
 	// IdentityHash is that of the tool's identity block, AmountHash and RecipientHash
 	// of how it reads amount and recipient.
 	IdentityHash, AmountHash, RecipientHash string
+	// MayRetry is asked before the call becomes another attempt of an intent of which
+	// nothing moved; if it may not, it comes with a time to come back. Nil: it may.
+	MayRetry func() (wait time.Duration, allowed bool)
 }
 
 // Policy is what the tool and its budget say. An attempt keeps the policy that it began with.
@@ -119,6 +124,8 @@ type Policy struct {
 	// MaxHeld and MaxHeldPerCaller limit holds of intents that were never sent; 0: no limit.
 	MaxHeld          int
 	MaxHeldPerCaller int
+	// Retry says how often an intent is tried; nil: as the engine's options do.
+	Retry *RetryBudget
 }
 
 // Outcome is how one attempt ended.
@@ -220,6 +227,9 @@ type Answer struct {
 	Response *Response
 	// Ticket is the right to send once (ALLOW from Admit).
 	Ticket *Ticket
+	// Again: the attempt that was just settled moved nothing, as every one before it, and
+	// there may be another one after RetryAfter (from Settle).
+	Again bool
 }
 
 // Decision is what a person says of a hold.

@@ -211,8 +211,8 @@ func (r *record) succeed(a *attempt, now time.Time) {
 // nothingMoved: another attempt may follow, or it has failed.
 func (r *record) nothingMoved(res Result, now time.Time, o Options) {
 	r.Changed, r.Response = now, res.Response
-	if res.Outcome == AttemptRetryable && len(r.Attempts)-r.BudgetFrom < o.Attempts {
-		r.State, r.RetryAt = Retryable, now.Add(max(o.Backoff, res.RetryAfter))
+	if left, wait := r.attemptsLeft(o); left && res.Outcome == AttemptRetryable {
+		r.State, r.RetryAt = Retryable, now.Add(max(wait, res.RetryAfter))
 		return
 	}
 	r.State, r.SettledAt = Failed, now
@@ -371,7 +371,7 @@ func (e *Engine) told(r *record, t *Ticket, res Result, now time.Time) Answer {
 			a.Verdict, a.Reason = Deny, ReasonUnreachable
 		}
 		if r.State == Retryable {
-			a.RetryAfter = max(r.RetryAt.Sub(now), 0)
+			a.RetryAfter, a.Again = max(r.RetryAt.Sub(now), 0), r.nothingMovedForSure()
 		}
 	}
 	return a

@@ -78,24 +78,30 @@ var callFields = map[string]callField{
 	"agent":   text(func(c *call) string { return c.agent }),
 }
 
-// celTypes knows the type of call and how decoded values become CEL values.
+// celTypes knows the types of call and response and how decoded values become CEL values.
 type celTypes struct{ *types.Registry }
 
 func (t celTypes) FindStructType(name string) (*types.Type, bool) {
-	if name == callTypeName {
+	if name == callTypeName || name == responseTypeName {
 		return types.NewTypeTypeWithParam(types.NewObjectType(name)), true
 	}
 	return nil, false
 }
 
 func (t celTypes) FindStructFieldNames(name string) ([]string, bool) {
-	if name == callTypeName {
+	switch name {
+	case callTypeName:
 		return slices.Sorted(maps.Keys(callFields)), true
+	case responseTypeName:
+		return slices.Sorted(maps.Keys(responseFields)), true
 	}
 	return nil, false
 }
 
 func (t celTypes) FindStructFieldType(name, field string) (*types.FieldType, bool) {
+	if name == responseTypeName {
+		return responseField(field)
+	}
 	f, ok := callFields[field]
 	if name != callTypeName || !ok {
 		return nil, false

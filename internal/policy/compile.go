@@ -37,6 +37,12 @@ const (
 	defaultInFlightTimeout    = 10 * time.Second          // AgentTool spec.idempotency.inFlight.timeout
 	defaultInFlightRetryAfter = 2 * time.Second           // AgentTool spec.idempotency.inFlight.retryAfter
 	defaultMaxBodyBytes       = 1 << 20                   // AgentTool spec.idempotency.record.maxBodyBytes
+	defaultAttempts           = 5                         // AgentTool spec.retryBudget.attempts
+	defaultBackoffInitial     = 200 * time.Millisecond    // AgentTool spec.retryBudget.backoff.initial
+	defaultBackoffFactor      = 2                         // AgentTool spec.retryBudget.backoff.factor
+	defaultBackoffMax         = 10 * time.Second          // AgentTool spec.retryBudget.backoff.max, or initial if that is more
+	defaultRetryPercent       = 20                        // AgentTool spec.retryBudget.ratio.percent
+	defaultRetriesPerSecond   = 3                         // AgentTool spec.retryBudget.ratio.minPerSecond
 )
 
 // defaultRequestHeaders is AgentTool spec.upstream.http.requestHeaders.
@@ -51,6 +57,12 @@ var (
 	boundsRetryAfter  = [2]time.Duration{time.Second, 5 * time.Minute}
 	boundsCacheTTL    = [2]time.Duration{time.Second, time.Hour}
 	boundsBody        = [2]int64{1 << 10, 4 << 20}
+	boundsInitial     = [2]time.Duration{10 * time.Millisecond, 5 * time.Minute}
+	boundsMax         = [2]time.Duration{10 * time.Millisecond, time.Hour}
+	boundsAttempts    = [2]int{1, 20}
+	boundsFactor      = [2]int{1, 10}
+	boundsPercent     = [2]int{0, 100}
+	boundsPerSecond   = [2]int{1, 1000}
 )
 
 const (
@@ -251,6 +263,10 @@ func (t *Tool) compileReadOnly(spec *v1alpha1.AgentToolSpec) error {
 		return specError("spec.identity", "a ReadOnly tool has no intents: remove it")
 	case spec.Idempotency != nil:
 		return specError("spec.idempotency", "a ReadOnly tool has no intents: remove it")
+	case spec.Outcomes != nil:
+		return specError("spec.outcomes", "a ReadOnly tool has no intents: remove it")
+	case spec.RetryBudget != nil:
+		return specError("spec.retryBudget", "a ReadOnly tool has no intents: remove it")
 	case spec.Upstream.HTTP.SettleAfter != nil:
 		return specError(upstreamField+".settleAfter", "a ReadOnly tool moves nothing that could settle: remove it")
 	case spec.Cache == nil:
@@ -281,6 +297,12 @@ func (t *Tool) compileMutating(spec *v1alpha1.AgentToolSpec) error {
 		return err
 	}
 	if err := t.compileIdempotency(spec.Idempotency); err != nil {
+		return err
+	}
+	if err := t.compileOutcomes(spec.Outcomes); err != nil {
+		return err
+	}
+	if err := t.compileRetryBudget(spec.RetryBudget); err != nil {
 		return err
 	}
 	return t.compileIdentity(spec.Identity)

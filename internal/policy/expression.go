@@ -97,8 +97,13 @@ func (p pathValue) Type() ref.Type { return pathType }
 
 func (p pathValue) Value() any { return p.Path }
 
-// environment is what all expressions are compiled in.
+// environment is what expressions over a call are compiled in.
 var environment = sync.OnceValues(func() (*cel.Env, error) {
+	return newEnvironment(cel.Variable("call", cel.ObjectType(callTypeName)))
+})
+
+// newEnvironment knows the functions of all expressions, and one variable.
+func newEnvironment(variable cel.EnvOption) (*cel.Env, error) {
 	registry, err := types.NewRegistry()
 	if err != nil {
 		return nil, err
@@ -123,11 +128,11 @@ var environment = sync.OnceValues(func() (*cel.Env, error) {
 		ext.Strings(ext.StringsVersion(4)),
 		cel.EagerlyValidateDeclarations(true),
 		cel.ParserExpressionSizeLimit(maxExpression),
-		cel.Variable("call", cel.ObjectType(callTypeName)),
+		variable,
 		cel.Function("path", pathOverloads...),
 	}
 	return cel.NewCustomEnv(append(options, numberFunctions()...)...)
-})
+}
 
 // missingType is the type of the error by which CEL says that a key or an index is
 // missing. It has no name outside of its package, so it is taken from a sample.
@@ -238,41 +243,51 @@ var (
 	yieldsPathOrSet = yields{[]*cel.Type{pathType, cel.ListType(pathType)}, false, `a path or a list of paths: write path("…", …)`}
 )
 
-// compileExpression compiles what stands at a field of the spec.
+// compileExpression compiles what stands at a field of the spec, over a call.
 func compileExpression(field, source string, want yields) (*expression, error) {
 	env, err := environment()
 	if err != nil {
 		return nil, fmt.Errorf("making the environment of expressions: %w", err)
 	}
+	e, tree, err := compileIn(env, field, source, want, (*expression).header)
+	if err != nil {
+		return nil, err
+	}
+	e.direct = directOf(tree.Expr())
+	return e, nil
+}
+
+// compileIn compiles an expression in an environment. seeHeader is asked about each header that it names.
+func compileIn(env *cel.Env, field, source string, want yields, seeHeader headerRule) (*expression, *ast.AST, error) {
 	if strings.TrimSpace(source) == "" {
-		return nil, specError(field, "is empty: write an expression, or leave the field out where it is optional")
+		return nil, nil, specError(field, "is empty: write an expression, or leave the field out where it is optional")
 	}
 	parsed, issues := env.Parse(source)
 	if issues.Err() != nil {
-		return nil, located(field, issues)
+		return nil, nil, located(field, issues)
 	}
 	// Before types are checked: no operator takes a double, so the type checker
 	// would refuse it in other words.
 	if err := refuseDoubles(field, parsed.NativeRep()); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	checked, issues := env.Check(parsed)
 	if issues.Err() != nil {
-		return nil, located(field, issues)
+		return nil, nil, located(field, issues)
 	}
 	e := &expression{name: strings.TrimPrefix(field, "spec."), text: source}
-	if err := e.inspect(field, checked.NativeRep()); err != nil {
-		return nil, err
+	if err := e.inspect(field, checked.NativeRep(), seeHeader); err != nil {
+		return nil, nil, err
 	}
 	if !want.allow(checked.OutputType()) {
-		return nil, specError(field, "yields %s, but must yield %s", typeName(checked.OutputType()), want.words)
+		return nil, nil, specError(field, "yields %s, but must yield %s", typeName(checked.OutputType()), want.words)
 	}
 	estimate, err := env.EstimateCost(checked, estimator{})
 	if err != nil {
-		return nil, specError(field, "its cost cannot be estimated: %v", err)
+		return nil, nil, specError(field, "its cost cannot be estimated: %v", err)
 	}
 	if estimate.Min > costLimit {
-		return nil, specError(field, "costs at least %d, but only %d is allowed: make it simpler", estimate.Min, costLimit)
+		return nil, nil, specError(field, "costs at least %d, but only %d is allowed: make it simpler", estimate.Min, costLimit)
 	}
 	e.program, err = env.Program(checked,
 		cel.EvalOptions(cel.OptOptimize),
@@ -280,10 +295,9 @@ func compileExpression(field, source string, want yields) (*expression, error) {
 		cel.CostLimit(costLimit),
 		cel.InterruptCheckFrequency(16))
 	if err != nil {
-		return nil, specError(field, "cannot be planned: %v", err)
+		return nil, nil, specError(field, "cannot be planned: %v", err)
 	}
-	e.direct = directOf(checked.NativeRep().Expr())
-	return e, nil
+	return e, checked.NativeRep(), nil
 }
 
 // allow says whether a value of a type, or of an optional of it, may be wanted.
@@ -338,8 +352,11 @@ func refuseDoubles(field string, tree *ast.AST) error {
 	})
 }
 
+// headerRule is asked about a header that an expression names.
+type headerRule func(e *expression, at ast.Expr, name string, refuse refusal)
+
 // inspect refuses what the type checker lets pass.
-func (e *expression) inspect(field string, tree *ast.AST) error {
+func (e *expression) inspect(field string, tree *ast.AST, seeHeader headerRule) error {
 	return visit(field, tree, func(x ast.Expr, refuse refusal) {
 		switch x.Kind() {
 		case ast.StructKind:
@@ -347,18 +364,18 @@ func (e *expression) inspect(field string, tree *ast.AST) error {
 		case ast.CallKind:
 			c := x.AsCall()
 			if !functions[c.FunctionName()] {
-				refuse(x, "the function %s is not available in an identity", displayName(c.FunctionName()))
+				refuse(x, "the function %s is not available here", displayName(c.FunctionName()))
 				return
 			}
 			if len(c.Args()) != 2 || c.FunctionName() != operators.Index && c.FunctionName() != operators.OptIndex && c.FunctionName() != operators.OptSelect {
 				return
 			}
 			if name, ok := c.Args()[1].AsLiteral().(types.String); ok && isHeaders(c.Args()[0]) {
-				e.header(x, string(name), refuse)
+				seeHeader(e, x, string(name), refuse)
 			}
 		case ast.SelectKind:
 			if s := x.AsSelect(); isHeaders(s.Operand()) {
-				e.header(x, s.FieldName(), refuse)
+				seeHeader(e, x, s.FieldName(), refuse)
 			}
 		}
 	})
@@ -376,7 +393,7 @@ func isHeaders(x ast.Expr) bool {
 		return false
 	}
 	operand := x.AsSelect().Operand()
-	return operand.Kind() == ast.IdentKind && operand.AsIdent() == "call"
+	return operand.Kind() == ast.IdentKind && (operand.AsIdent() == "call" || operand.AsIdent() == "response")
 }
 
 func (e *expression) header(at ast.Expr, name string, refuse refusal) {
@@ -447,8 +464,8 @@ func (e *expression) eval(ctx context.Context, c *call) (ref.Val, error) {
 	return e.evalCEL(ctx, c)
 }
 
-func (e *expression) evalCEL(ctx context.Context, c *call) (ref.Val, error) {
-	v, _, err := e.program.ContextEval(ctx, c)
+func (e *expression) evalCEL(ctx context.Context, over cel.Activation) (ref.Val, error) {
+	v, _, err := e.program.ContextEval(ctx, over)
 	if err != nil {
 		var cancelled interpreter.EvalCancelledError
 		switch {

@@ -37,8 +37,13 @@ type Tool struct {
 	MaxBodyBytes int64
 	Guard        guard.Policy
 
+	// Retry is nil if the gateway tries once a call.
+	Retry *Retry
+
 	// identity is nil if the tool is read-only.
 	identity *identity
+	// outcomes are asked in their order; the first that fits wins.
+	outcomes []outcomeRule
 }
 
 // Upstream is where calls are sent.
@@ -77,6 +82,16 @@ type InFlight struct {
 	Wait       bool
 	Timeout    time.Duration
 	RetryAfter time.Duration
+}
+
+// Retry says what the gateway does about attempts that moved nothing. How often and when
+// an intent may be tried is in the guard's policy.
+type Retry struct {
+	// Patience is how long after a call's beginning an attempt of it may still begin.
+	Patience time.Duration
+	// Percent of the intents that were sent for the first time may be retried, and
+	// MinPerSecond however few those are.
+	Percent, MinPerSecond int
 }
 
 // SpecError is a spec that cannot be used. Only a change of the spec helps.

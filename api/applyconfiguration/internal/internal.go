@@ -79,6 +79,15 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: intentBudgetRef
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.BudgetReference
+    - name: outcomes
+      type:
+        list:
+          elementType:
+            namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.OutcomeRule
+          elementRelationship: atomic
+    - name: retryBudget
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.RetryBudget
     - name: upstream
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.ToolUpstream
@@ -109,6 +118,10 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.Expression
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.AmountUnit
+  scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.AnswerExpression
+  scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.AttemptOutcome
   scalar: string
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.BudgetReference
   map:
@@ -487,6 +500,18 @@ var schemaYAML = typed.YAMLObject(`types:
         elementType:
           namedType: __untyped_deduced_
         elementRelationship: separable
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.OutcomeRule
+  map:
+    fields:
+    - name: outcome
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.AttemptOutcome
+    - name: status
+      type:
+        scalar: string
+    - name: when
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.AnswerExpression
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.OverlapSpec
   map:
     fields:
@@ -691,6 +716,42 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: ttl
       type:
         namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Duration
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.RetryBackoff
+  map:
+    fields:
+    - name: factor
+      type:
+        scalar: numeric
+    - name: initial
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Duration
+    - name: max
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Duration
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.RetryBudget
+  map:
+    fields:
+    - name: attempts
+      type:
+        scalar: numeric
+    - name: backoff
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.RetryBackoff
+    - name: perAttemptTimeout
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Duration
+    - name: ratio
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.RetryRatio
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.RetryRatio
+  map:
+    fields:
+    - name: minPerSecond
+      type:
+        scalar: numeric
+    - name: percent
+      type:
+        scalar: numeric
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.SecretKeyReference
   map:
     fields:

@@ -27,6 +27,13 @@ type AgentToolSpecApplyConfiguration struct {
 	// idempotency says how long an answer is replayed, and how the upstream can recognise an intent.
 	// Required for a Mutating tool, forbidden for a ReadOnly one.
 	Idempotency *IdempotencySpecApplyConfiguration `json:"idempotency,omitempty"`
+	// outcomes say how a complete answer of the upstream is read; the first rule that fits wins, and an answer that none fits is read by its status:
+	// 2xx Succeeded, but 202 Pending; 4xx Failed, but 429 Retryable, and 408, 409 and 425 Unknown; all others Unknown. What happens
+	// before an answer is complete cannot be declared. Only for a Mutating tool.
+	Outcomes []OutcomeRuleApplyConfiguration `json:"outcomes,omitempty"`
+	// retryBudget says how often an intent is tried, while every attempt is known to have moved nothing. When absent, the gateway
+	// tries once a call, an intent has 5 attempts, and there are at least 2 s between them. Only for a Mutating tool.
+	RetryBudget *RetryBudgetApplyConfiguration `json:"retryBudget,omitempty"`
 }
 
 // AgentToolSpecApplyConfiguration constructs a declarative configuration of the AgentToolSpec type for use with
@@ -88,5 +95,26 @@ func (b *AgentToolSpecApplyConfiguration) WithIdentity(value *ToolIdentityApplyC
 // If called multiple times, the Idempotency field is set to the value of the last call.
 func (b *AgentToolSpecApplyConfiguration) WithIdempotency(value *IdempotencySpecApplyConfiguration) *AgentToolSpecApplyConfiguration {
 	b.Idempotency = value
+	return b
+}
+
+// WithOutcomes adds the given value to the Outcomes field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Outcomes field.
+func (b *AgentToolSpecApplyConfiguration) WithOutcomes(values ...*OutcomeRuleApplyConfiguration) *AgentToolSpecApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithOutcomes")
+		}
+		b.Outcomes = append(b.Outcomes, *values[i])
+	}
+	return b
+}
+
+// WithRetryBudget sets the RetryBudget field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the RetryBudget field is set to the value of the last call.
+func (b *AgentToolSpecApplyConfiguration) WithRetryBudget(value *RetryBudgetApplyConfiguration) *AgentToolSpecApplyConfiguration {
+	b.RetryBudget = value
 	return b
 }

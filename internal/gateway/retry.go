@@ -1,0 +1,93 @@
+// This file is how one call makes more than one attempt. What must hold: another one is
+// only begun while the guard says that every attempt before it has moved nothing, and
+// each is reserved anew, so that whatever was paid meanwhile, or is in flight by another
+// call, is met as if the caller had come again by itself. It is judged by the policy and
+// the rights of its own moment; where they have changed, the caller must come again.
+
+package gateway
+
+import (
+	"errors"
+	"time"
+
+	"github.com/holdfast-dev/holdfast/internal/guard"
+	"github.com/holdfast-dev/holdfast/internal/policy"
+)
+
+// attempts makes attempts until one of them, or the guard, has an answer.
+func (c *call) attempts(engine *guard.Engine, wanted guard.Call, tool *policy.Tool, t target) *problem {
+	until := time.Now().Add(tool.InFlight.Timeout)
+	if tool.Retry != nil {
+		until = time.Now().Add(tool.Retry.Patience)
+		wanted.MayRetry = func() (time.Duration, bool) { return c.g.ratios.retry(tool, time.Now()) }
+	}
+	for made := 0; ; {
+		a, err := c.admit(engine, wanted, tool, until)
+		switch {
+		case errors.Is(err, errGone):
+			c.abandon()
+		case err != nil:
+			return c.failure(err, tool)
+		case backsOff(a) && tool.Retry != nil && (made > 0 || tool.InFlight.Wait):
+		case a.Verdict != guard.Allow || a.Ticket == nil:
+			return c.tell(a, tool)
+		default:
+			if tool.Retry != nil && !a.Ticket.Retry {
+				c.g.ratios.first(tool, time.Now())
+			}
+			p, settled := c.spend(engine, tool, t, a.Ticket)
+			if settled == nil {
+				return p
+			}
+			a = guard.Answer{Verdict: guard.InFlightNow, Reason: guard.ReasonBackoff, Intent: settled.Intent, RetryAfter: settled.RetryAfter}
+			made++
+		}
+		// From here on, a is what the caller is told if it does not wait.
+		if !c.pause(a.RetryAfter, until) {
+			return c.tell(a, tool)
+		}
+		a.RetryAfter = time.Second
+		if !c.stands(tool, engine) || c.equip(tool, &t) != nil {
+			return c.tell(a, tool)
+		}
+		c.cause = nil
+	}
+}
+
+// backsOff says that the intent's next attempt must wait.
+func backsOff(a guard.Answer) bool {
+	return a.Verdict == guard.InFlightNow && a.Reason == guard.ReasonBackoff
+}
+
+// stands says whether policy, engine and rights are still what the call began with.
+func (c *call) stands(tool *policy.Tool, engine *guard.Engine) bool {
+	if now, err := c.g.o.Policies().Tool(c.namespace, c.tool); err != nil || now != tool {
+		return false
+	}
+	if now, err := c.g.o.Engines.Get(tool.Namespace, tool.Store); err != nil || now != engine {
+		return false
+	}
+	return c.g.o.Access.Authorize(c.r.Context(), c.caller, c.namespace, c.tool) == nil
+}
+
+// pause waits out a backoff, if that is over in time and there is a place to wait and one
+// to go on. Whoever waits leaves the work to others.
+func (c *call) pause(wait time.Duration, until time.Time) bool {
+	if wait > time.Until(until) {
+		return false
+	}
+	if ok, _ := c.move(c.g.waiting); !ok {
+		return false
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-c.r.Context().Done():
+		c.abandon()
+	case <-c.g.draining:
+		return false
+	}
+	ok, _ := c.move(c.g.working)
+	return ok
+}
