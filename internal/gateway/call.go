@@ -454,7 +454,7 @@ func inFlight(a guard.Answer) bool {
 // spend uses the ticket: one attempt, its settlement, the answer. While it is at it the
 // caller's leaving changes nothing. If it answers nothing yet, because the call may make
 // another attempt, it gives what the guard said.
-func (c *call) spend(engine *guard.Engine, tool *policy.Tool, t target, ticket *guard.Ticket) (*problem, *guard.Answer) {
+func (c *call) spend(engine *guard.Engine, tool *policy.Tool, t target, ticket *guard.Ticket) (p *problem, settled guard.Answer, again bool) {
 	ctx := dialledFor(context.WithoutCancel(c.r.Context()), tool.Namespace)
 	began := time.Now()
 	sending, span := c.sends(ctx, "attempt", t.header)
@@ -475,17 +475,17 @@ func (c *call) spend(engine *guard.Engine, tool *policy.Tool, t target, ticket *
 		return c.tell(guard.Answer{
 			Verdict: guard.UnknownHold, Reason: guard.OutcomeUnknown, Reasons: []guard.Reason{guard.OutcomeUnknown},
 			Intent: guard.View{Key: ticket.Key, Exists: true},
-		}, tool), nil
+		}, tool), a, false
 	}
 	if tool.Retry != nil && a.Again {
-		return nil, &a
+		return nil, a, true
 	}
 	if a.Verdict == guard.Allow && x.answer != nil {
 		c.verdict = guard.Allow
 		c.pass(x.answer, r.Response.Header, a.RetryAfter)
-		return nil, nil
+		return nil, a, false
 	}
-	return c.tell(a, tool), nil
+	return c.tell(a, tool), a, false
 }
 
 // try makes the attempt. A panic in it is an outcome like another.

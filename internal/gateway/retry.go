@@ -35,8 +35,8 @@ func (c *call) attempts(engine *guard.Engine, wanted guard.Call, tool *policy.To
 			if tool.Retry != nil && !a.Ticket.Retry {
 				c.g.ratios.first(tool, time.Now())
 			}
-			p, settled := c.spend(engine, tool, t, a.Ticket)
-			if settled == nil {
+			p, settled, again := c.spend(engine, tool, t, a.Ticket)
+			if !again {
 				return p
 			}
 			a = guard.Answer{Verdict: guard.InFlightNow, Reason: guard.ReasonBackoff, Intent: settled.Intent, RetryAfter: settled.RetryAfter}

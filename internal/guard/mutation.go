@@ -31,6 +31,7 @@ const (
 	jumpIgnored      mutation = "a jump of the store's clock does not stop"
 	lostIsNew        mutation = "a first call in the window of a lost memory is sent"
 	importForgets    mutation = "a hold of a lost memory is not imported"
+	noBudget         mutation = "attempts are not counted"
 )
 
 // atRest is what a mutated engine freezes for a hold that was never refused anything.

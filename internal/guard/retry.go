@@ -42,6 +42,9 @@ func (r *record) tried() int { return len(r.Attempts) - r.BudgetFrom }
 // attemptsLeft says whether the intent may be tried again, and how long to wait at least.
 func (r *record) attemptsLeft(o Options) (bool, time.Duration) {
 	b := r.Policy.Retry
+	if o.mutation == noBudget {
+		return true, o.Backoff
+	}
 	if b == nil {
 		return r.tried() < o.Attempts, o.Backoff
 	}

@@ -114,10 +114,10 @@ func TestSimulatorFindsWhatIsTakenOut(t *testing.T) {
 		{rule: claimAfterSend}, {rule: kernelDelivers}, {rule: pauseBeforeWrite}, {rule: clockStands},
 		{rule: slowProvider}, {rule: ackBeforeDurable}, {rule: anyNonceIsOwn}, {rule: noCompareAndSet},
 		{rule: marksKeepStamps}, {rule: probeThenWrite}, {rule: freezeLate}, {rule: lookEarly},
-		{rule: releasesAccepted}, {rule: resolutionIgnored},
+		{rule: releasesAccepted}, {rule: resolutionIgnored}, {rule: retriesUnknown}, {rule: retryUnreserved},
 		{m: noDeadline}, {m: noGrace}, {m: noWatch}, {m: noWaiting}, {m: earlyMarkFailed}, {m: noHoldNumber},
 		{m: noFence}, {m: noJoin}, {m: sweepRetries}, {m: sweepForgets}, {m: coversEverything}, {m: everyHoldFreezes},
-		{m: noLaterProbes}, {m: unknownIsFree}, {m: rejectedIsFree}, {m: jumpIgnored}, {m: lostIsNew}, {m: importForgets},
+		{m: noLaterProbes}, {m: unknownIsFree}, {m: rejectedIsFree}, {m: jumpIgnored}, {m: lostIsNew}, {m: importForgets}, {m: noBudget},
 	}
 	if testing.Short() {
 		bugs = []bug{{rule: claimAfterSend}, {m: coversEverything}, {m: noLaterProbes}}

@@ -50,6 +50,8 @@ const (
 	lookEarly         worldRule = "a person's early decision is kept until the waiting is over"
 	releasesAccepted  worldRule = "an accepted payment that is not visible is released"
 	resolutionIgnored worldRule = "a resolution that cannot be taken is ignored"
+	retriesUnknown    worldRule = "the gateway tries again by itself after an unknown outcome"
+	retryUnreserved   worldRule = "the gateway's retry is not reserved"
 )
 
 const (
@@ -145,6 +147,7 @@ type world struct {
 	window time.Duration
 	short  bool // window and TTL end within the history
 	stalls int  // how often an actor stalls, in percent
+	tries  int  // how many attempts an intent has, by a retry budget; 0: there is none
 	ending bool // nothing is slow any more either
 	errs   bool // people make mistakes
 	bolt   *bolt.Store
@@ -175,6 +178,7 @@ type world struct {
 	covers  map[string]uint64            // what taken releases had been shown
 	rseq    map[string]map[int][2]uint64 // of each attempt: its Reserve's sequence, and what was covered then
 	out     map[string]time.Time         // the store's time of the last Reserve
+	begun   map[string]int               // attempts since the last release
 	made    map[string]bool              // nonces of writes that were made: a repeated one changes nothing
 
 	tracing   bool
@@ -316,6 +320,7 @@ func (w *world) newEngine(p *process) *Engine {
 		LostAt: w.loss.lostAt, ForgetLost: w.loss.forget, StoreClock: w.storeNow().Add(-w.jump),
 		Clock: simClock{w, p}, Settlement: simSettlement, Margin: simMargin, Grace: simGrace,
 		Backoff: time.Second, Repeat: 1500 * time.Millisecond,
+		Random: func(most time.Duration) time.Duration { return time.Duration(w.rng.Int64N(int64(most) + 1)) },
 		Sleep: func(_ context.Context, d time.Duration) {
 			until := w.t + d
 			w.giveWay(func() bool { return w.t >= until })
@@ -538,6 +543,9 @@ func (w *world) judgeReserve(a *actor, r store.Reserve, res store.Result) {
 		}
 		w.rseq[r.Key][n] = [2]uint64{w.seq, w.covers[r.Key]}
 		w.out[r.Key] = w.storeNow()
+		if w.begun[r.Key]++; w.begun[r.Key] > w.attempts() && w.loss.seq == 0 {
+			w.violate("%s has had %d attempts, and its budget is %d", w.name(r.Key), w.begun[r.Key], w.attempts())
+		}
 		w.state[r.Key], w.changed[r.Key], w.at[r.Key] = InFlight, w.seq, w.t
 		w.aged[r.Key], w.knew[r.Key] = w.agedNow(), maps.Clone(w.known)
 		w.logf("judge: %s is InFlight(%d)", w.name(r.Key), n)
@@ -593,6 +601,7 @@ func (w *world) judgeUpdate(u store.Write, refused uint64) {
 			f[h.Hold] = 0
 		}
 	case Released:
+		w.begun[u.Key] = 0
 		if was == Held {
 			w.covers[u.Key] = max(w.covers[u.Key], f[h.Hold])
 		}
@@ -825,38 +834,54 @@ func (w *world) call(p *process, in *simIntent, c Call) {
 		}
 		return
 	}
-	startT := w.t
 	engine := p.engine
-	a, err := engine.Admit(ctx, c, pol)
-	if err != nil {
-		w.logf("%s: %v", who, err)
-		w.bug(err)
-		return
+	for {
+		startT := w.t
+		a, err := engine.Admit(ctx, c, pol)
+		if err != nil {
+			w.logf("%s: %v", who, err)
+			w.bug(err)
+			return
+		}
+		w.logf("%s: %s %s %s", who, a.Verdict, a.Reason, a.Hold)
+		w.tellsSuccess(in, a, who)
+		t := a.Ticket
+		if t == nil {
+			return
+		}
+		w.engineOf[t] = engine
+		if startT+simFinal < w.t {
+			w.logf("%s: very late", who)
+		}
+		w.stall()
+		a = w.attempt(p, in, t, who)
+		if w.tries == 0 || !a.Again || engine != p.engine {
+			return
+		}
+		until := w.t + a.RetryAfter
+		w.giveWay(func() bool { return w.t >= until })
+		if w.rule == retryUnreserved {
+			w.attempt(p, in, t, who)
+			return
+		}
 	}
-	w.logf("%s: %s %s %s", who, a.Verdict, a.Reason, a.Hold)
-	w.tellsSuccess(in, a, who)
-	t := a.Ticket
-	if t == nil {
-		return
-	}
-	w.engineOf[t] = engine
-	if startT+simFinal < w.t {
-		w.logf("%s: very late", who)
-	}
-	w.stall()
+}
+
+// attempt uses a ticket.
+func (w *world) attempt(p *process, in *simIntent, t *Ticket, who string) Answer {
 	switch {
 	case w.chance(8):
-		w.finish(p, t, Result{Outcome: AttemptRetryable, Detail: "refused to connect"}, who, in)
-		return
+		a, _ := w.finish(p, t, Result{Outcome: AttemptRetryable, Detail: "refused to connect"}, who, in)
+		return a
 	case !t.InTime():
-		w.finish(p, t, Result{Outcome: AttemptRetryable, Detail: "the deadline was over"}, who, in)
-		return
+		a, _ := w.finish(p, t, Result{Outcome: AttemptRetryable, Detail: "the deadline was over"}, who, in)
+		return a
 	}
 	if w.rule == pauseBeforeWrite {
 		w.giveWay(nil)
 	}
 	m := w.send(p, in, t.Attempt, t)
-	w.await(p, t, m, who, in)
+	return w.await(p, t, m, who, in)
 }
 
 func (w *world) send(p *process, in *simIntent, n int, t *Ticket) *message {
@@ -880,7 +905,7 @@ func (w *world) send(p *process, in *simIntent, n int, t *Ticket) *message {
 	return m
 }
 
-func (w *world) await(p *process, t *Ticket, m *message, who string, in *simIntent) {
+func (w *world) await(p *process, t *Ticket, m *message, who string, in *simIntent) Answer {
 	until := w.t + simTimeout
 	w.giveWay(func() bool { return m.answer != nil && !m.commits || w.t >= until || !t.InTime() })
 	res := Result{Outcome: AttemptUnknown, Detail: "no answer"}
@@ -891,23 +916,28 @@ func (w *world) await(p *process, t *Ticket, m *message, who string, in *simInte
 		w.tellsSuccess(in, Answer{Verdict: Allow, Response: res.Response, Intent: View{Key: t.Key}}, who)
 		w.giveWay(nil)
 	}
-	if w.finish(p, t, res, who, in) && res.Outcome == AttemptPending && m.commits {
+	if w.rule == retriesUnknown && res.Outcome == AttemptUnknown && t.InTime() {
+		w.send(p, in, t.Attempt, t)
+	}
+	a, written := w.finish(p, t, res, who, in)
+	if written && res.Outcome == AttemptPending && m.commits {
 		// What is known to be accepted may take longer than settleAfter.
 		m.commitAt = w.t + time.Duration(w.rng.Int64N(int64(9*time.Minute)))
 	}
+	return a
 }
 
-func (w *world) finish(p *process, t *Ticket, res Result, who string, in *simIntent) (written bool) {
+func (w *world) finish(p *process, t *Ticket, res Result, who string, in *simIntent) (a Answer, written bool) {
 	w.stall()
 	a, err := w.engineOf[t].Settle(context.Background(), t, res)
 	if err != nil {
 		w.logf("%s: settle %s: %v", who, res.Outcome, err)
 		w.bug(err)
-		return false
+		return Answer{}, false
 	}
 	w.logf("%s: settles %s: %s %s %s", who, res.Outcome, a.Verdict, a.Reason, a.Hold)
 	w.tellsSuccess(in, a, who)
-	return a.Hold != "" || a.Verdict != UnknownHold
+	return a, a.Hold != "" || a.Verdict != UnknownHold
 }
 
 // sync is the controller's look at the holds: objects are made and their state shown.
@@ -1211,7 +1241,19 @@ func (w *world) takeWrongly(p *process, o *object) {
 
 // policy lets answers and windows end within the history, in some worlds.
 func (w *world) policy() Policy {
-	return Policy{Budget: "b", Window: w.window, TTL: w.window / 2, Timeout: simTimeout, SettleAfter: simSettleAfter, MaxHeld: 50, MaxHeldPerCaller: 50}
+	p := Policy{Budget: "b", Window: w.window, TTL: w.window / 2, Timeout: simTimeout, SettleAfter: simSettleAfter, MaxHeld: 50, MaxHeldPerCaller: 50}
+	if w.tries > 0 {
+		p.Retry = &RetryBudget{Attempts: w.tries, Initial: 500 * time.Millisecond, Factor: 3, Max: 5 * time.Second}
+	}
+	return p
+}
+
+// attempts is how many an intent has from its last release.
+func (w *world) attempts() int {
+	if w.tries > 0 {
+		return w.tries
+	}
+	return 5
 }
 
 func mustPath(segments ...string) intent.Path {
@@ -1226,7 +1268,7 @@ func newWorld(seed uint64, rule worldRule, m mutation, dir string, tracing bool)
 	w := &world{
 		seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), rule: rule, mutation: m, dir: dir, tracing: tracing,
 		byKey: map[string]*simIntent{}, changed: map[string]uint64{}, state: map[string]State{},
-		engineOf: map[*Ticket]*Engine{}, out: map[string]time.Time{},
+		engineOf: map[*Ticket]*Engine{}, out: map[string]time.Time{}, begun: map[string]int{}, tries: []int{0, 2, 4}[seed%3],
 		frozen: map[string]map[int]uint64{}, covers: map[string]uint64{}, rseq: map[string]map[int][2]uint64{},
 		made: map[string]bool{}, at: map[string]time.Duration{}, aged: map[string]map[string]bool{}, knew: map[string]map[string]bool{}, known: map[string]bool{}, seen: map[string]map[string]bool{}, denied: map[string]bool{},
 	}
