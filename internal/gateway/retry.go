@@ -23,6 +23,7 @@ func (c *call) attempts(engine *guard.Engine, wanted guard.Call, tool *policy.To
 	}
 	for made := 0; ; {
 		a, err := c.admit(engine, wanted, tool, until)
+		c.waited()
 		switch {
 		case errors.Is(err, errGone):
 			c.abandon()
@@ -79,6 +80,8 @@ func (c *call) pause(wait time.Duration, until time.Time) bool {
 	if ok, _ := c.move(c.g.waiting); !ok {
 		return false
 	}
+	c.waits()
+	defer c.waited()
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	select {
