@@ -35,6 +35,14 @@ spec:
     key: {header: Idempotency-Key}
     inFlight: {mode: Wait, timeout: 10s, retryAfter: 2s}
     record: {maxBodyBytes: 1Mi}
+  outcomes:
+  - {status: "402", outcome: Failed}
+  - {when: 'response.body.status == "processing"', outcome: Pending}
+  retryBudget:
+    attempts: 5
+    backoff: {initial: 200ms, factor: 2, max: 10s}
+    perAttemptTimeout: 2s
+    ratio: {percent: 20, minPerSecond: 3}
 `)
 	const (
 		http     = "spec.upstream.http."
@@ -45,11 +53,53 @@ spec:
 	onlyKey := func(path string, value any) []change {
 		return []change{remove(idem + "key.header"), set(idem+"key."+path, value)}
 	}
+	outcome := func(rule ...string) []change {
+		r := map[string]any{}
+		for i := 0; i < len(rule); i += 2 {
+			r[rule[i]] = rule[i+1]
+		}
+		return []change{set("spec.outcomes", []any{r})}
+	}
+	status := func(status, outcomeOf string) []change { return outcome("status", status, "outcome", outcomeOf) }
+	const badStatus, failed, retryable = "should match", "a status alone says Failed only where it is 4xx", "a status says Retryable only where it is 4xx, or 503"
 	creating(t, strict(), valid, []tableCase{
 		{"only what is required", []change{
+			remove("spec.outcomes"), remove("spec.retryBudget"),
 			remove("spec.description"), remove(http + "suffixes"), remove(http + "timeout"), remove(http + "requestHeaders"), remove(http + "credentialsFrom"),
 			remove(identity + "lineage"), remove(identity + "amount"), remove(identity + "recipient"), remove(identity + "volatile"), remove(identity + "addresses"),
 			remove(idem + "ttl"), remove(idem + "inFlight"), remove(idem + "record")}, ""},
+		{"a class", status("5xx", "Pending"), ""},
+		{"a range", status("500-503", "Unknown"), ""},
+		{"a client error that may be tried again", status("4xx", "Retryable"), ""},
+		{"503 that may be tried again", status("503", "Retryable"), ""},
+		{"any other server error that may", status("500", "Retryable"), retryable},
+		{"a class of them", status("5xx", "Retryable"), retryable},
+		{"a range with 503", status("503-504", "Retryable"), retryable},
+		{"a redirect that may", status("307", "Retryable"), retryable},
+		{"a server error that failed", status("500", "Failed"), failed},
+		{"503 that failed", status("503", "Failed"), failed},
+		{"a success that failed", status("2xx", "Failed"), failed},
+		{"a condition for that", outcome("when", `response.body.code == "declined"`, "outcome", "Failed"), ""},
+		{"an outcome that does not exist", status("402", "Maybe"), `Unsupported value: "Maybe"`},
+		{"no outcome", outcome("status", "402"), "outcome: Required value"},
+		{"neither status nor condition", outcome("outcome", "Failed"), "exactly one of status and when must be set"},
+		{"both", outcome("status", "402", "when", "true", "outcome", "Failed"), "exactly one of status and when must be set"},
+		{"a status that is not final", status("100", "Unknown"), badStatus},
+		{"a status of four digits", status("4022", "Unknown"), badStatus},
+		{"a range over two classes", status("400-599", "Unknown"), badStatus},
+		{"no rules", []change{set("spec.outcomes", []any{})}, ""},
+		{"an empty retry budget", []change{set("spec.retryBudget", map[string]any{})}, ""},
+		{"one attempt", []change{set("spec.retryBudget.attempts", int64(1))}, ""},
+		{"no attempt", []change{set("spec.retryBudget.attempts", int64(0))}, "greater than or equal to 1"},
+		{"too many attempts", []change{set("spec.retryBudget.attempts", int64(21))}, "less than or equal to 20"},
+		{"initial too short", []change{set("spec.retryBudget.backoff.initial", "9ms")}, "initial must be between 10ms and 5m"},
+		{"max too long", []change{set("spec.retryBudget.backoff.max", "2h")}, "max must be between 10ms and 1h"},
+		{"max less than initial", []change{set("spec.retryBudget.backoff.max", "100ms")}, "backoff.max must not be less than backoff.initial"},
+		{"factor 0", []change{set("spec.retryBudget.backoff.factor", int64(0))}, "greater than or equal to 1"},
+		{"an attempt's timeout too short", []change{set("spec.retryBudget.perAttemptTimeout", "1ms")}, "perAttemptTimeout must be between 100ms and 5m"},
+		{"percent 0", []change{set("spec.retryBudget.ratio.percent", int64(0))}, ""},
+		{"percent 101", []change{set("spec.retryBudget.ratio.percent", int64(101))}, "less than or equal to 100"},
+		{"no least", []change{set("spec.retryBudget.ratio.minPerSecond", int64(0))}, "greater than or equal to 1"},
 		{"name of 63 characters", []change{set("metadata.name", letters(63))}, ""},
 		{"name of 64 characters", []change{set("metadata.name", letters(64))}, "the name of an AgentTool has at most 63 characters"},
 		{"no spec", []change{remove("spec")}, "spec: Required value"},
@@ -193,6 +243,8 @@ spec:
 		{"ttl too long", []change{set("spec.cache.ttl", "2h")}, "ttl must be between 1s and 1h"},
 		{"a budget", []change{set("spec.intentBudgetRef.name", "refunds")}, "a ReadOnly tool has no intents"},
 		{"an identity", []change{set("spec.identity", map[string]any{"intentID": []any{"call.session"}, "scope": []any{"path(1)"}})}, "a ReadOnly tool has no intents"},
+		{"outcomes", []change{set("spec.outcomes", []any{map[string]any{"status": "402", "outcome": "Failed"}})}, "a ReadOnly tool has no intents"},
+		{"a retry budget", []change{set("spec.retryBudget", map[string]any{})}, "a ReadOnly tool has no intents"},
 		{"idempotency", []change{set("spec.idempotency.key.header", "Idempotency-Key")}, "a ReadOnly tool has no intents"},
 		{"settleAfter", []change{set("spec.upstream.http.settleAfter", "1m")}, "a ReadOnly tool moves nothing that could settle"},
 	})
