@@ -254,7 +254,7 @@ var _ = Describe("A process that dies", func() {
 			theFirst.at, theFirst.fault = g, "hold-after-commit"
 			first := w.start(ctx, theFirst)
 			w.underWay(ctx, 1)
-			resume := g.pause()
+			resume := g.pause(ctx)
 			// The provider's answer is there in time, and nobody reads it.
 			w.letGo(ctx)
 			Eventually(func(ctx context.Context) (string, error) {
@@ -308,7 +308,7 @@ var _ = Describe("A process that dies", func() {
 			return doc.State, err
 		}).WithContext(ctx).WithPolling(5 * time.Millisecond).Should(Equal("InFlight"))
 		Eventually(upstream.knocking).WithContext(ctx).WithPolling(5 * time.Millisecond).Should(BeTrue())
-		resume := g.pause()
+		resume := g.pause(ctx)
 		stopped := time.Now()
 		// The kernel makes the connection for the process that stands still.
 		upstream.drain()

@@ -102,9 +102,9 @@ func (g gatewayProcess) stop(ctx context.Context) {
 }
 
 // pause stands it still, until the end of the spec at the latest; the result lets it go on.
-func (g gatewayProcess) pause() (resume func()) {
+func (g gatewayProcess) pause(ctx context.Context) (resume func()) {
 	GinkgoHelper()
-	Expect(all.Kill(string(g), syscall.SIGSTOP)).To(Succeed())
+	Expect(all.Processes().Pause(ctx, string(g))).To(Succeed())
 	once := sync.OnceFunc(func() { Expect(all.Kill(string(g), syscall.SIGCONT)).To(Succeed()) })
 	DeferCleanup(once)
 	return once

@@ -7,6 +7,7 @@
 package process
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -30,6 +31,8 @@ var ErrNotRunning = errors.New("not running")
 const (
 	// poll is how often a process that should end is looked at.
 	poll = 20 * time.Millisecond
+	// pausePoll is how often one that should stand still is looked at.
+	pausePoll = time.Millisecond
 	// askLimit is how long one question whether a process is ready may take.
 	askLimit = 2 * time.Second
 	// grace is how long a process may take after SIGTERM before SIGKILL.
@@ -159,6 +162,55 @@ func (s Set) Kill(name string, signal syscall.Signal) error {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil
+}
+
+// Pause stops a process with SIGSTOP and returns once it stands still: the signal is one
+// thread's to take, and until that one has run all others go on. SIGCONT lets it go on.
+func (s Set) Pause(ctx context.Context, name string) error {
+	if err := s.Kill(name, syscall.SIGSTOP); err != nil {
+		return err
+	}
+	for {
+		pid, err := s.PID(name)
+		if err != nil {
+			return err
+		}
+		still, err := stopped(pid)
+		if err != nil {
+			return fmt.Errorf("pausing %s: %w", name, err)
+		}
+		if still {
+			return nil
+		}
+		select {
+		case <-time.After(pausePoll):
+		case <-ctx.Done():
+			return fmt.Errorf("pausing %s: %w", name, ctx.Err())
+		}
+	}
+}
+
+// stopped says whether all threads of a process are stopped: the state in
+// /proc/pid/task/tid/stat, proc(5).
+func stopped(pid int) (bool, error) {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil {
+		return false, err
+	}
+	for _, thread := range threads {
+		stat, err := os.ReadFile(thread)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+			continue // it has ended since
+		}
+		if err != nil {
+			return false, err
+		}
+		// The name in parentheses may hold anything.
+		if i := bytes.LastIndexByte(stat, ')'); i+2 >= len(stat) || stat[i+2] != 'T' {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 // Stop ends a process: SIGTERM, and SIGKILL if it does not end by itself. One

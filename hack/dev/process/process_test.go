@@ -134,8 +134,15 @@ func TestAnUncollectedProcessIsNotRunning(t *testing.T) {
 func TestAStoppedProcessCanBeEnded(t *testing.T) {
 	s := In(t.TempDir())
 	sleeper(t, s, "sleeper")
-	if err := s.Kill("sleeper", syscall.SIGSTOP); err != nil {
+	if err := s.Pause(context.Background(), "sleeper"); err != nil {
 		t.Fatal(err)
+	}
+	pid, err := s.PID("sleeper")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if still, err := stopped(pid); err != nil || !still {
+		t.Errorf("it stands still: %t, %v", still, err)
 	}
 	start := time.Now()
 	if err := s.Stop(context.Background(), "sleeper"); err != nil {

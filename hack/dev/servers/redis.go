@@ -47,7 +47,7 @@ func (r *Redis) Start(ctx context.Context) error {
 		"bind": address, "port": strconv.Itoa(r.port), "dir": r.data(), "save": `""`, "daemonize": "no", "protected-mode": "yes",
 		"appendonly": "yes", "appendfsync": "always", "no-appendfsync-on-rewrite": "no", "maxmemory-policy": "noeviction",
 		"auto-aof-rewrite-min-size": "256mb",
-		"requirepass": r.password, "masterauth": r.password,
+		"requirepass":               r.password, "masterauth": r.password,
 	}
 	maps.Copy(settings, r.o.Settings)
 	var text strings.Builder

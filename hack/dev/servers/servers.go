@@ -163,7 +163,12 @@ func (b *base) launch(ctx context.Context, argv, env []string, ready func(contex
 
 func (b *base) Stop(ctx context.Context) error { return b.processes.Stop(ctx, b.o.Name) }
 
-func (b *base) Pause() error  { return b.processes.Kill(b.o.Name, syscall.SIGSTOP) }
+func (b *base) Pause() error {
+	ctx, cancel := context.WithTimeout(context.Background(), startLimit)
+	defer cancel()
+	return b.processes.Pause(ctx, b.o.Name)
+}
+
 func (b *base) Resume() error { return b.processes.Kill(b.o.Name, syscall.SIGCONT) }
 
 func (b *base) Wipe() error {
