@@ -46,6 +46,7 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 	defer e.leave()
 	key := c.Key.String()
 	var cur *record
+	var pass passage
 	if e.seen.has(key) {
 		began := e.o.Clock.Now()
 		r, _, err := e.getAt(ctx, key, began.Boot)
@@ -73,9 +74,11 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 		}
 		if cur != nil {
 			if reason, differs := cur.differs(c); differs {
+				e.giveBack(&pass)
 				return e.conflict(cur, reason), nil
 			}
 			if cur.State == Tombstone {
+				e.giveBack(&pass)
 				a, again, err := e.holdCall(ctx, &cur, cur.clone(), p, &hold{Reasons: []Reason{KeyExpired}}, e.remembers(cur), now)
 				if again {
 					continue
@@ -84,12 +87,20 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 			}
 			a, maySend := e.answer(cur, now)
 			if !maySend {
+				e.giveBack(&pass)
 				return a, nil
 			}
 			if wait, refused := cur.refuseRetry(&c, &retryAsked); refused {
 				a.Verdict, a.Reason, a.RetryAfter = Deny, ReasonRetryRatio, max(wait, time.Millisecond)
+				e.giveBack(&pass)
 				return a, nil
 			}
+		}
+		if p.rated() && !c.Passed && !pass.asked {
+			if err := e.askRates(ctx, &pass, c, p); err != nil {
+				return Answer{}, err
+			}
+			continue // the send's clock starts after the time that this took
 		}
 		from := cur
 		next := e.begin(cur, c, p, now)
@@ -101,7 +112,9 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 		}
 		w.Key = key
 		lost := from == nil && e.forgot(p, now)
-		if lost {
+		// What is only asked about learns what stands in its way, and is written in no case.
+		asks := lost || pass.refused || c.Behind && p.limited()
+		if asks {
 			w.Meters = append(w.Meters, neverWritten)
 		}
 		req := store.Reserve{Write: w, Probes: e.mutatedProbes(probes, from), PassedOver: next.passedOver()}
@@ -119,7 +132,7 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 			e.done(pending{from: from, to: next, on: onCall}, res.boot)
 			a := e.ticket(next, start)
 			a.Ticket.Retry = from != nil && from.State == Retryable
-			if err := e.doubts(ctx, next, res, lost); err != nil {
+			if err := e.doubts(ctx, next, res, asks); err != nil {
 				// It stands, and nobody sends under it.
 				e.o.Later(func() { e.withdraw(a.Ticket) })
 				return Answer{}, err
@@ -144,11 +157,17 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 				return a, nil
 			}
 		case store.Blocked:
-			a, again, err := e.blocked(ctx, &cur, next, p, res.Result, kinds, lost)
+			a, again, err := e.blocked(ctx, &cur, next, p, res.Result, kinds, lost, &pass)
 			if !again {
 				return a, err
 			}
 		case store.OverLimit:
+			if pass.refused {
+				return e.rateLimited(c.Key, cur, &pass), nil
+			}
+			if a, ok := e.noSlot(c.Key, cur, res.Meter); ok && !lost {
+				return a, nil
+			}
 			if !lost {
 				return Answer{}, fmt.Errorf("%w: a Reserve cannot be %s", ErrInvariant, res.Outcome)
 			}
@@ -166,8 +185,8 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 }
 
 // doubts says why an attempt must not be sent though its Reserve was written.
-func (e *Engine) doubts(ctx context.Context, r *record, res answer, lost bool) error {
-	if lost {
+func (e *Engine) doubts(ctx context.Context, r *record, res answer, asks bool) error {
+	if asks {
 		return fmt.Errorf("%w: the store wrote what it was to refuse", ErrInvariant)
 	}
 	if e.o.mutation == jumpIgnored {
@@ -317,7 +336,7 @@ func (e *Engine) heldAnswer(r *record) Answer {
 }
 
 // blocked answers a call whose Reserve was refused. again: the record has changed, look once more.
-func (e *Engine) blocked(ctx context.Context, cur **record, next *record, p Policy, res store.Result, kinds []string, lost bool) (Answer, bool, error) {
+func (e *Engine) blocked(ctx context.Context, cur **record, next *record, p Policy, res store.Result, kinds []string, lost bool, pass *passage) (Answer, bool, error) {
 	obs, reasons, err := next.obstacles(res, kinds)
 	if err != nil {
 		return Answer{}, false, err
@@ -328,6 +347,7 @@ func (e *Engine) blocked(ctx context.Context, cur **record, next *record, p Poli
 			return Answer{}, true, nil
 		}
 		if ok || err != nil {
+			e.giveBack(pass)
 			return a, false, err
 		}
 		if !slices.ContainsFunc(obs, func(o obstacle) bool { return o.exact && o.State == Tombstone }) {
@@ -341,6 +361,9 @@ func (e *Engine) blocked(ctx context.Context, cur **record, next *record, p Poli
 			}
 			reasons = ordered(set)
 		}
+	}
+	if pass.refused {
+		return e.rateLimited(next.id(), *cur, pass), false, nil
 	}
 	// An agent that loops under new IDs is shown the hold that it has.
 	var newest *obstacle

@@ -90,6 +90,10 @@ func (p *Policy) fields(c *coder) {
 	integer(c, 8, &p.MaxHeld)
 	integer(c, 9, &p.MaxHeldPerCaller)
 	pointer(c, 10, &p.Retry, (*RetryBudget).fields)
+	integer(c, 30, &p.MaxInFlight)
+	integer(c, 31, &p.MaxInFlightPerScope)
+	p.Rate.fields(c, 32, 33)
+	p.RatePerCaller.fields(c, 34, 35)
 }
 
 func (b *RetryBudget) fields(c *coder) {
@@ -97,6 +101,11 @@ func (b *RetryBudget) fields(c *coder) {
 	integer(c, 2, &b.Initial)
 	integer(c, 3, &b.Max)
 	integer(c, 4, &b.Factor)
+}
+
+func (r *Rate) fields(c *coder, every, burst protowire.Number) {
+	integer(c, every, &r.Every)
+	integer(c, burst, &r.Burst)
 }
 
 func (a *attempt) fields(c *coder) {

@@ -87,6 +87,8 @@ type Engine struct {
 	watched map[string]watch
 	inUse   inUse
 
+	rates rates
+
 	// seen guesses of which keys there is a record.
 	seen seen
 }
@@ -258,6 +260,7 @@ func (e *Engine) write(p pending) (store.Write, error) {
 	if to == Held || from == Held {
 		w.Meters = p.to.heldMeters(p.limited)
 	}
+	w.Meters = append(w.Meters, e.slotSteps(p.from, p.to)...)
 	return w, nil
 }
 

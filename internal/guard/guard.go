@@ -56,6 +56,12 @@ const (
 	ReasonMarkedFailed Reason = "marked_failed"
 	// ReasonTooManyHolds: the budget's maxHeld is reached (DENY).
 	ReasonTooManyHolds Reason = "too_many_holds"
+	// ReasonTooManyInFlight: all slots of the tool are taken (DENY).
+	ReasonTooManyInFlight Reason = "too_many_in_flight"
+	// ReasonScopeInFlight: all slots of a path of the scope are taken (DENY).
+	ReasonScopeInFlight Reason = "scope_in_flight"
+	// ReasonRateLimited: calls come more often than the tool allows (DENY).
+	ReasonRateLimited Reason = "rate_limited"
 	// ReasonInFlight: an attempt holds the lease (IN_FLIGHT).
 	ReasonInFlight Reason = "in_flight"
 	// ReasonBackoff: the next attempt must wait (IN_FLIGHT).
@@ -103,6 +109,11 @@ type Call struct {
 	// MayRetry is asked before the call becomes another attempt of an intent of which
 	// nothing moved; if it may not, it comes with a time to come back. Nil: it may.
 	MayRetry func() (wait time.Duration, allowed bool)
+	// Behind: others of this process wait for a slot already. The call is told all else
+	// that it would be told, and takes no slot.
+	Behind bool
+	// Passed: the call was counted by the rate limits before, and waited for a slot since.
+	Passed bool
 }
 
 // Policy is what the tool and its budget say. An attempt keeps the policy that it began with.
@@ -126,6 +137,13 @@ type Policy struct {
 	MaxHeldPerCaller int
 	// Retry says how often an intent is tried; nil: as the engine's options do.
 	Retry *RetryBudget
+	// MaxInFlight limits the intents of the tool that are in flight, and
+	// MaxInFlightPerScope those of each path of their scopes; 0: no limit.
+	MaxInFlight         int
+	MaxInFlightPerScope int
+	// Rate limits the calls of the tool, and RatePerCaller those of each caller.
+	Rate          Rate
+	RatePerCaller Rate
 }
 
 // Outcome is how one attempt ended.
@@ -213,7 +231,7 @@ type Answer struct {
 	Reasons []Reason
 	// Intent is the record that the answer is about: for an exact match another than the call's.
 	Intent View
-	// RetryAfter is when it makes sense to ask again (IN_FLIGHT, too_many_holds).
+	// RetryAfter is when it makes sense to ask again (IN_FLIGHT, and limits).
 	RetryAfter time.Duration
 	// Hold is the name of the PaymentHold (UNKNOWN_HOLD).
 	Hold string

@@ -103,6 +103,9 @@ func (e *Engine) Rehold(ctx context.Context) error {
 		return nil
 	}
 	look := func(sr *store.Record, _ time.Time) error {
+		if isRate(sr.Key) {
+			return nil
+		}
 		h, err := decodeHeader(sr)
 		if err != nil || h.State.Settled() {
 			return err

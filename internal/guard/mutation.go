@@ -32,6 +32,7 @@ const (
 	lostIsNew        mutation = "a first call in the window of a lost memory is sent"
 	importForgets    mutation = "a hold of a lost memory is not imported"
 	noBudget         mutation = "attempts are not counted"
+	slotsStay        mutation = "whoever leaves flight keeps its slots"
 )
 
 // atRest is what a mutated engine freezes for a hold that was never refused anything.

@@ -161,6 +161,7 @@ func (e *Engine) Sweep(ctx context.Context) error {
 		}
 	}
 	e.forget()
+	e.rates.forget(e.o.Clock.Now().Boot)
 	return errors.Join(failed...)
 }
 
@@ -218,6 +219,9 @@ func (e *Engine) overlooked(began time.Duration) []string {
 }
 
 func (e *Engine) sweepOne(ctx context.Context, sr *store.Record, now time.Time) error {
+	if isRate(sr.Key) {
+		return e.purgeRate(ctx, sr, now)
+	}
 	if sr.Due.After(now) && e.knows(sr) {
 		return nil
 	}
