@@ -65,6 +65,8 @@ type Options struct {
 	Evidence func(Evidence)
 	// Sleep waits between repeats of a write.
 	Sleep func(ctx context.Context, d time.Duration)
+	// Await waits until done ends, which another call of this process sees to.
+	Await func(ctx context.Context, done <-chan struct{})
 	// Later runs what must still be written after its caller was answered.
 	Later func(func())
 	// Nonce makes a new one; 128 random bits.
@@ -133,6 +135,14 @@ func New(st store.Store, id store.Identity, o Options) *Engine {
 			defer t.Stop()
 			select {
 			case <-t.C:
+			case <-ctx.Done():
+			}
+		}
+	}
+	if o.Await == nil {
+		o.Await = func(ctx context.Context, done <-chan struct{}) {
+			select {
+			case <-done:
 			case <-ctx.Done():
 			}
 		}

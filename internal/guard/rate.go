@@ -127,10 +127,10 @@ type rates struct {
 // rateLimit is one limit, as this process knows it.
 type rateLimit struct {
 	key string
-	// turn is taken by the one who asks the store.
-	turn chan struct{}
 
 	mu sync.Mutex
+	// asking ends when the one who asks the store has its answer; nil: nobody asks.
+	asking chan struct{}
 	// used is when a call last had to do with it, by the own clock. rates.mu guards it.
 	used time.Duration
 	rate Rate
@@ -142,7 +142,7 @@ type rateLimit struct {
 	// want is how many to take next; lost: some were not used in time since.
 	want int
 	lost bool
-	// waiting are those who have found none.
+	// waiting are those who wait until asking ends.
 	waiting int
 }
 
@@ -154,7 +154,7 @@ func (r *rates) of(key string, boot time.Duration) *rateLimit {
 		if r.by == nil {
 			r.by = map[string]*rateLimit{}
 		}
-		l = &rateLimit{key: key, turn: make(chan struct{}, 1), want: 1}
+		l = &rateLimit{key: key, want: 1}
 		r.by[key] = l
 	}
 	l.used = boot
@@ -183,21 +183,30 @@ func (l *rateLimit) put(at time.Time) {
 	l.cells = append(l.cells[:i], append([]time.Time{at}, l.cells[i:]...)...)
 }
 
-// take takes a cell whose time is not over, if there is one.
-func (l *rateLimit) take(r Rate, now time.Time) (at time.Time, ok bool) {
+// take takes a cell whose time is not over, if there is one. If there is none the caller
+// waits until asked ends, or is the one to ask if asked is nil. waits: it has waited.
+func (l *rateLimit) take(r Rate, now time.Time, waits bool) (at time.Time, ok bool, asked <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if waits {
+		l.waiting--
+	}
 	if l.rate != r {
 		l.rate, l.cells = r, nil
 	}
 	for len(l.cells) > 0 {
 		at, l.cells = l.cells[0], l.cells[1:]
 		if !at.Before(now) {
-			return at, true
+			return at, true, nil
 		}
 		l.lost = true
 	}
-	return time.Time{}, false
+	if l.asking == nil {
+		l.asking = make(chan struct{})
+		return time.Time{}, false, nil
+	}
+	l.waiting++
+	return time.Time{}, false, l.asking
 }
 
 // latest is the store's time as it may be now at the latest.
@@ -217,32 +226,31 @@ func (e *Engine) latest(ctx context.Context) (time.Time, error) {
 
 // takeCell takes a cell, of those in hand or of the store's. wait is for how long there is none.
 func (e *Engine) takeCell(ctx context.Context, l *rateLimit, r Rate) (at time.Time, wait time.Duration, err error) {
-	now, err := e.latest(ctx)
-	if err != nil {
-		return at, 0, err
+	for waits := false; ; waits = true {
+		now, err := e.latest(ctx)
+		if err != nil {
+			if waits {
+				l.waits(-1)
+			}
+			return at, 0, err
+		}
+		at, ok, asked := l.take(r, now, waits)
+		switch {
+		case ok:
+			return at, 0, nil
+		case asked == nil:
+			return e.claimCells(ctx, l, r)
+		}
+		// Whoever asks takes enough for all who wait, if there is enough.
+		e.o.Await(ctx, asked)
+		if ctx.Err() != nil {
+			l.waits(-1)
+			return at, 0, fmt.Errorf("%w: wait for the rate of calls: %w", store.ErrUnavailable, ctx.Err())
+		}
 	}
-	if at, ok := l.take(r, now); ok {
-		return at, 0, nil
-	}
-	l.wait(1)
-	defer l.wait(-1)
-	select {
-	case l.turn <- struct{}{}:
-		defer func() { <-l.turn }()
-	case <-ctx.Done():
-		return at, 0, fmt.Errorf("%w: wait for the store's answer on the rate of calls: %w", store.ErrUnavailable, ctx.Err())
-	}
-	// Whoever had the turn before may have taken enough for all.
-	if now, err = e.latest(ctx); err != nil {
-		return at, 0, err
-	}
-	if at, ok := l.take(r, now); ok {
-		return at, 0, nil
-	}
-	return e.claimCells(ctx, l, r)
 }
 
-func (l *rateLimit) wait(n int) {
+func (l *rateLimit) waits(n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.waiting += n
@@ -250,6 +258,12 @@ func (l *rateLimit) wait(n int) {
 
 // claimCells takes cells of the store: one to use now, and some in advance.
 func (e *Engine) claimCells(ctx context.Context, l *rateLimit, r Rate) (at time.Time, wait time.Duration, err error) {
+	defer func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		close(l.asking)
+		l.asking = nil
+	}()
 	for range maxTries {
 		now, err := e.latest(ctx)
 		if err != nil {
@@ -320,7 +334,7 @@ func (l *rateLimit) plan(r Rate, now time.Time) rateClaim {
 	left := int(most.Sub(c.first)/r.Every) + 1
 	moment := min(int(rateMoment/r.Every)+1, max(r.Burst/rateShare, 1))
 	want := min(l.want, max(left/rateShare, moment))
-	c.cells = min(left, max(want, l.waiting), rateMost) // whoever asks waits, too
+	c.cells = min(left, max(want, l.waiting+1), rateMost)
 	c.next = rateState{Last: c.first.Add(r.Every * time.Duration(c.cells-1)), Rate: r}
 	return c
 }

@@ -143,7 +143,8 @@ type world struct {
 	jump   time.Duration // how far it has jumped, which nobody has accepted or set right
 	accept bool          // a jump was accepted: engines are told so when they notice
 	loss   loss
-	quiet  bool // nothing goes wrong any more
+	quiet  bool       // nothing goes wrong any more
+	limits *rand.Rand // of the world's own limits, which come and go; nil: there are none
 	window time.Duration
 	short  bool // window and TTL end within the history
 	stalls int  // how often an actor stalls, in percent
@@ -324,6 +325,16 @@ func (w *world) newEngine(p *process) *Engine {
 		Sleep: func(_ context.Context, d time.Duration) {
 			until := w.t + d
 			w.giveWay(func() bool { return w.t >= until })
+		},
+		Await: func(_ context.Context, done <-chan struct{}) {
+			w.giveWay(func() bool {
+				select {
+				case <-done:
+					return true
+				default:
+					return false
+				}
+			})
 		},
 		Later:    func(f func()) { w.start(p, "later", f) },
 		Nonce:    func() string { w.nonces++; return fmt.Sprintf("n%d", w.nonces) },
@@ -521,6 +532,7 @@ func (w *world) refreeze(ctx context.Context, u *store.Write, refused uint64) ui
 // judgeReserve notes the order of steps into flight, and what refused ones saw.
 func (w *world) judgeReserve(a *actor, r store.Reserve, res store.Result) {
 	w.seq++
+	w.judgeSlots(r, res)
 	switch res.Outcome {
 	case store.Blocked:
 		if a != nil {
@@ -552,7 +564,51 @@ func (w *world) judgeReserve(a *actor, r store.Reserve, res store.Result) {
 	}
 }
 
+// judgeSlots compares the meters with what is in flight, at every step.
+func (w *world) judgeSlots(r store.Reserve, res store.Result) {
+	if w.limits == nil || res.Outcome != store.Written || w.made[r.Nonce] || w.mutation == slotsStay {
+		return
+	}
+	for meter, want := range w.slots() {
+		sum, err := w.bolt.Meter(context.Background(), meter)
+		if err != nil || sum != fmt.Sprint(want) {
+			w.violate("the meter %s says that %s slots are taken, and %d are (%v)", meter, sum, want, err)
+		}
+	}
+	for _, m := range r.Meters {
+		if n := w.slots()[m.Meter]; m.Limit != "" && fmt.Sprint(n) > m.Limit { // both have one digit
+			w.violate("%d slots of %s are taken, and the limit is %s", n, m.Meter, m.Limit)
+		}
+	}
+}
+
+// slots counts what is in flight, by the records alone.
+func (w *world) slots() map[string]int {
+	out := map[string]int{}
+	for key := range w.byKey {
+		sr, _, err := w.bolt.Get(context.Background(), key)
+		if err != nil {
+			w.violate("the store cannot be read: %v", err)
+			return nil
+		}
+		r, err := decode(sr)
+		if err != nil || r == nil {
+			continue
+		}
+		for _, entry := range r.slots(true) {
+			out[entry.Meter] += 0
+			if r.State == InFlight {
+				out[entry.Meter]++
+			}
+		}
+	}
+	return out
+}
+
 func (w *world) judgeUpdate(u store.Write, refused uint64) {
+	if isRate(u.Key) {
+		return
+	}
 	if w.made[u.Nonce] {
 		return
 	}
@@ -1245,6 +1301,15 @@ func (w *world) policy() Policy {
 	if w.tries > 0 {
 		p.Retry = &RetryBudget{Attempts: w.tries, Initial: 500 * time.Millisecond, Factor: 3, Max: 5 * time.Second}
 	}
+	if w.limits != nil {
+		p.MaxInFlight, p.MaxInFlightPerScope = w.limits.IntN(4), w.limits.IntN(3)
+		if w.limits.IntN(2) == 0 {
+			p.Rate = Rate{Every: 10 * time.Second, Burst: 1 + w.limits.IntN(3)}
+		}
+		if w.limits.IntN(2) == 0 {
+			p.RatePerCaller = Rate{Every: 5 * time.Second, Burst: 1 + w.limits.IntN(3)}
+		}
+	}
 	return p
 }
 
@@ -1271,6 +1336,10 @@ func newWorld(seed uint64, rule worldRule, m mutation, dir string, tracing bool)
 		engineOf: map[*Ticket]*Engine{}, out: map[string]time.Time{}, begun: map[string]int{}, tries: []int{0, 2, 4}[seed%3],
 		frozen: map[string]map[int]uint64{}, covers: map[string]uint64{}, rseq: map[string]map[int][2]uint64{},
 		made: map[string]bool{}, at: map[string]time.Duration{}, aged: map[string]map[string]bool{}, knew: map[string]map[string]bool{}, known: map[string]bool{}, seen: map[string]map[string]bool{}, denied: map[string]bool{},
+	}
+	// The dice of the limits are their own, so that a world without them is as it was.
+	if limits := rand.New(rand.NewPCG(seed, 2)); limits.IntN(3) == 0 {
+		w.limits = limits
 	}
 	if err := w.open("e1"); err != nil {
 		return nil, err
@@ -1630,6 +1699,14 @@ func (w *world) judgeEnd() {
 		return
 	}
 	w.current = nil
+	if err := w.bolt.Check(context.Background()); err != nil {
+		w.violate("the store's indexes: %v", err)
+	}
+	for meter, want := range w.slots() {
+		if sum, err := w.bolt.Meter(context.Background(), meter); err != nil || sum != fmt.Sprint(want) || want != 0 {
+			w.violate("in the end the meter %s says that %s slots are taken, and %d are (%v)", meter, sum, want, err)
+		}
+	}
 	paid := map[*simIntent]int{}
 	for _, c := range w.ledger {
 		paid[c.in]++

@@ -2,8 +2,8 @@
 // clock of its own, any number of processes on it, agents that call, people who
 // resolve, and a network that can be told to lose replies. Time moves only when a
 // story says so. Whatever a story does, in the end every record keeps the rules,
-// the held-count meter agrees with the list of holds, and the store's indexes
-// agree with its records.
+// the held-count meter agrees with the list of holds, the meters of slots with what
+// is in flight, and the store's indexes agree with its records.
 
 package guard
 
@@ -239,11 +239,17 @@ func (s *story) end() {
 	if err := s.bolt.Check(s.ctx); err != nil {
 		s.t.Errorf("the store's indexes: %v", err)
 	}
-	held := map[string]int{}
+	held, slots := map[string]int{}, map[string]int{}
 	for k := range s.keys {
 		r := s.record(k)
 		if r == nil {
 			continue
+		}
+		for _, entry := range r.slots(true) {
+			slots[entry.Meter] += 0
+			if r.State == InFlight {
+				slots[entry.Meter]++
+			}
 		}
 		if err := r.check(); err != nil {
 			s.t.Errorf("record %s: %v", k.IntentID, err)
@@ -256,6 +262,11 @@ func (s *story) end() {
 	for budget, want := range held {
 		if got, err := s.HeldCount(s.ctx, budget); err != nil || got != want {
 			s.t.Errorf("the meter of budget %s says that %d intents are held and were never sent, the records say %d (%v)", budget, got, want, err)
+		}
+	}
+	for meter, want := range slots {
+		if got, err := s.bolt.Meter(s.ctx, meter); err != nil || got != strconv.Itoa(want) {
+			s.t.Errorf("the meter %s says that %s slots are taken, the records say %d (%v)", meter, got, want, err)
 		}
 	}
 	if err := s.bolt.Close(); err != nil {
