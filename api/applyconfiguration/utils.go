@@ -26,10 +26,14 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.AmountExpressionsApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("BudgetReference"):
 		return &apiv1alpha1.BudgetReferenceApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("CallerRateSpec"):
+		return &apiv1alpha1.CallerRateSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ClientTLS"):
 		return &apiv1alpha1.ClientTLSApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ClusterReference"):
 		return &apiv1alpha1.ClusterReferenceApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("ConcurrencySpec"):
+		return &apiv1alpha1.ConcurrencySpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("DurabilityFinding"):
 		return &apiv1alpha1.DurabilityFindingApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ExternalPostgres"):
@@ -80,6 +84,10 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.PostgresStoreApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ProviderKey"):
 		return &apiv1alpha1.ProviderKeyApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("QueueSpec"):
+		return &apiv1alpha1.QueueSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RateLimitSpec"):
+		return &apiv1alpha1.RateLimitSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RecordSpec"):
 		return &apiv1alpha1.RecordSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RedisDeployment"):

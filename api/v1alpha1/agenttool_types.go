@@ -343,6 +343,101 @@ type IdempotencySpec struct {
 	Record *RecordSpec `json:"record,omitempty"`
 }
 
+// QueueSpec says how long calls may wait for a slot.
+type QueueSpec struct {
+	// max is how many calls may wait in one gateway; 0 lets none wait. Between 0 and 1000; effective value when absent: 100.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	Max *int32 `json:"max,omitempty"`
+
+	// timeout is how long a call waits before it is refused. Between 100ms and 5m; effective value when absent: 5s.
+	// +optional
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:Pattern=`^([0-9]{1,5}(\.[0-9]{1,3})?(h|m|s)|[0-9]{1,6}ms){1,4}$`
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('100ms') && duration(self) <= duration('5m')",message="timeout must be between 100ms and 5m"
+	Timeout *metav1.Duration `json:"timeout,omitempty"`
+}
+
+// ConcurrencySpec bounds how many intents of a tool are in flight at once, in all gateways together. A slot is held as long as its
+// attempt's lease, so that a gateway that dies costs none for longer.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.maxInFlight) || has(self.perScope)",message="maxInFlight or perScope must be set"
+type ConcurrencySpec struct {
+	// maxInFlight is how many intents of the tool may be in flight at once. Between 1 and 10000; when absent, as many as come.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=10000
+	MaxInFlight *int32 `json:"maxInFlight,omitempty"`
+
+	// perScope is how many intents of the tool may be in flight at once for one and the same path of their scopes. The overlap check holds all
+	// but the first of them before, so it is for those that were released while others are in flight. Between 1 and 10000; when absent, as
+	// many as were released.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=10000
+	PerScope *int32 `json:"perScope,omitempty"`
+
+	// queue is where calls wait that find no slot. When absent, each of its fields has its effective value.
+	// +optional
+	Queue *QueueSpec `json:"queue,omitempty"`
+}
+
+// CallerRateSpec is how often one caller may call.
+type CallerRateSpec struct {
+	// requests is how many calls may come in the time that per says. Between 1 and 1000000.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000000
+	Requests int32 `json:"requests,omitempty"`
+
+	// per is the time in which so many requests may come, evenly spread but for a burst. Between 1s and 24h.
+	// +required
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:Pattern=`^([0-9]{1,5}(\.[0-9]{1,3})?(h|m|s)|[0-9]{1,6}ms){1,4}$`
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s') && duration(self) <= duration('24h')",message="per must be between 1s and 24h"
+	Per metav1.Duration `json:"per,omitzero"`
+
+	// burst is how many may come at once after a pause. Between 1 and 10000; effective value when absent: 1.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=10000
+	Burst *int32 `json:"burst,omitempty"`
+}
+
+// RateLimitSpec bounds how often a tool is called, through all gateways together. Repeats that are answered from the record are not counted.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.requests) == has(self.per)",message="requests and per come together"
+// +kubebuilder:validation:XValidation:rule="has(self.requests) || has(self.perCaller)",message="requests and per, or perCaller, must be set"
+// +kubebuilder:validation:XValidation:rule="has(self.requests) || !has(self.burst)",message="burst belongs to requests and per: set them, or remove it"
+type RateLimitSpec struct {
+	// requests is how many calls of all callers may come in the time that per says. Between 1 and 1000000; when absent, as many as come.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000000
+	Requests *int32 `json:"requests,omitempty"`
+
+	// per is the time in which so many requests may come, evenly spread but for a burst. Between 1s and 24h.
+	// +optional
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:Pattern=`^([0-9]{1,5}(\.[0-9]{1,3})?(h|m|s)|[0-9]{1,6}ms){1,4}$`
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s') && duration(self) <= duration('24h')",message="per must be between 1s and 24h"
+	Per *metav1.Duration `json:"per,omitempty"`
+
+	// burst is how many may come at once after a pause. Between 1 and 10000; effective value when absent: 1.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=10000
+	Burst *int32 `json:"burst,omitempty"`
+
+	// perCaller bounds how often each caller may call, beside that. When absent, a caller may call as often as all may together.
+	// +optional
+	PerCaller *CallerRateSpec `json:"perCaller,omitempty"`
+}
+
 // AgentToolSpec says what the tool does, where it is sent, and what makes two calls the same payment.
 //
 // +kubebuilder:validation:XValidation:rule="self.effect == oldSelf.effect",message="effect is immutable: make another tool"
@@ -353,6 +448,7 @@ type IdempotencySpec struct {
 // +kubebuilder:validation:XValidation:rule="self.effect != 'Mutating' || !has(self.upstream.http) || has(self.upstream.http.settleAfter)",message="a Mutating tool needs upstream.http.settleAfter"
 // +kubebuilder:validation:XValidation:rule="self.effect != 'Mutating' || !has(self.cache)",message="cache is for ReadOnly tools: the answers of a Mutating tool are kept by its intents"
 // +kubebuilder:validation:XValidation:rule="self.effect != 'ReadOnly' || !(has(self.intentBudgetRef) || has(self.identity) || has(self.idempotency) || has(self.outcomes) || has(self.retryBudget))",message="a ReadOnly tool has no intents: remove intentBudgetRef, identity, idempotency, outcomes and retryBudget"
+// +kubebuilder:validation:XValidation:rule="self.effect != 'ReadOnly' || !(has(self.concurrency) || has(self.rateLimit))",message="the limits of concurrency and rateLimit are kept in the budget's store, and a ReadOnly tool has none: remove them"
 // +kubebuilder:validation:XValidation:rule="self.effect != 'ReadOnly' || !has(self.upstream.http) || !has(self.upstream.http.settleAfter)",message="a ReadOnly tool moves nothing that could settle: remove upstream.http.settleAfter"
 // +kubebuilder:validation:XValidation:rule="!has(self.idempotency) || !has(self.idempotency.key.header) || !has(self.upstream.http) || !has(self.upstream.http.requestHeaders) || !(self.idempotency.key.header.lowerAscii() in self.upstream.http.requestHeaders)",message="the header of idempotency.key is written by the gateway: remove it from upstream.http.requestHeaders"
 // +kubebuilder:validation:XValidation:rule="!has(self.upstream.http) || !has(self.upstream.http.credentialsFrom) || !has(self.upstream.http.requestHeaders) || !(self.upstream.http.credentialsFrom.header.lowerAscii() in self.upstream.http.requestHeaders)",message="the header of credentialsFrom is written by the gateway: remove it from upstream.http.requestHeaders"
@@ -401,6 +497,16 @@ type AgentToolSpec struct {
 	// tries once a call, an intent has 5 attempts, and there are at least 2 s between them. Only for a Mutating tool.
 	// +optional
 	RetryBudget *RetryBudget `json:"retryBudget,omitempty"`
+
+	// concurrency bounds how many intents of the tool are in flight at once, in all gateways together. Only for a Mutating tool; when
+	// absent, as many as come.
+	// +optional
+	Concurrency *ConcurrencySpec `json:"concurrency,omitempty"`
+
+	// rateLimit bounds how often the tool is called, through all gateways together. Only for a Mutating tool; when absent, callers call
+	// as often as they like.
+	// +optional
+	RateLimit *RateLimitSpec `json:"rateLimit,omitempty"`
 }
 
 // AgentToolStatus is what the operator has seen of the tool.

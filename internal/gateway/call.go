@@ -398,10 +398,7 @@ func (c *call) admit(engine *guard.Engine, wanted guard.Call, tool *policy.Tool,
 		if c.r.Context().Err() != nil {
 			return guard.Answer{}, errGone
 		}
-		// A Reserve that was made must get its ticket back, also if the caller leaves now.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(c.r.Context()), admitTimeout)
-		a, err := engine.Admit(ctx, wanted, tool.Guard)
-		cancel()
+		a, err := c.reserve(engine, wanted, tool)
 		if err == nil && inFlight(a) {
 			c.meets()
 		}
@@ -468,6 +465,9 @@ func (c *call) spend(engine *guard.Engine, tool *policy.Tool, t target, ticket *
 		c.cause = x.err
 	}
 	a, err := engine.Settle(ctx, ticket, r)
+	if limited(tool) {
+		c.g.queues.freed(nameOf(tool))
+	}
 	c.attempt, c.counted = ticket.Attempt, true
 	if err != nil {
 		// It could not be written down. What is certain is told; of all else nothing is known.

@@ -124,6 +124,7 @@ type Gateway struct {
 	// The places for calls that send their bodies, are worked on, and wait.
 	reading, working, waiting *slots
 	ratios                    *ratios
+	queues                    queues
 
 	draining chan struct{}
 	drain    sync.Once

@@ -182,6 +182,15 @@ func fromGuard(a guard.Answer, who access.Caller) *problem {
 			return set(http.StatusTooManyRequests, "retry-ratio", "Too many retries of this tool", actRetryLater,
 				nothingPaid(v)+", and this call sent nothing more. So many calls of this tool are retries now that no more are sent for a moment. "+
 					"Send the same request with the same intent ID again after Retry-After; do not use a new intent ID."+ask)
+		case guard.ReasonTooManyInFlight:
+			return set(http.StatusTooManyRequests, "too-many-in-flight", "Too many calls of this tool at once", actRetryLater,
+				"Nothing was sent: as many payments of this tool are in progress as it allows. Send the same request with the same intent ID again later.")
+		case guard.ReasonScopeInFlight:
+			return set(http.StatusTooManyRequests, "scope-in-flight", "Too many calls for this at once", actRetryLater,
+				"Nothing was sent: as many payments for the same thing are in progress as the tool allows. Send the same request with the same intent ID again later.")
+		case guard.ReasonRateLimited:
+			return set(http.StatusTooManyRequests, "rate-limited", "The tool is called too often", actRetryLater, fmt.Sprintf(
+				"Nothing was sent: the tool is called more often than it allows. Send the same request with the same intent ID again after %d seconds.", max(p.RetryAfter, 1)))
 		case guard.ReasonUnreachable:
 			return set(http.StatusBadGateway, "upstream-unreachable", "The upstream could not be reached", actRetryLater,
 				nothingPaid(v)+": "+lastDetail(v)+". Send the same request with the same intent ID again later.")

@@ -267,6 +267,10 @@ func (t *Tool) compileReadOnly(spec *v1alpha1.AgentToolSpec) error {
 		return specError("spec.outcomes", "a ReadOnly tool has no intents: remove it")
 	case spec.RetryBudget != nil:
 		return specError("spec.retryBudget", "a ReadOnly tool has no intents: remove it")
+	case spec.Concurrency != nil:
+		return specError("spec.concurrency", "is kept in the budget's store, and a ReadOnly tool has none: remove it")
+	case spec.RateLimit != nil:
+		return specError("spec.rateLimit", "is kept in the budget's store, and a ReadOnly tool has none: remove it")
 	case spec.Upstream.HTTP.SettleAfter != nil:
 		return specError(upstreamField+".settleAfter", "a ReadOnly tool moves nothing that could settle: remove it")
 	case spec.Cache == nil:
@@ -303,6 +307,12 @@ func (t *Tool) compileMutating(spec *v1alpha1.AgentToolSpec) error {
 		return err
 	}
 	if err := t.compileRetryBudget(spec.RetryBudget); err != nil {
+		return err
+	}
+	if err := t.compileConcurrency(spec.Concurrency); err != nil {
+		return err
+	}
+	if err := t.compileRateLimit(spec.RateLimit); err != nil {
 		return err
 	}
 	return t.compileIdentity(spec.Identity)

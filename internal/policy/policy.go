@@ -33,6 +33,8 @@ type Tool struct {
 	Key KeyPlacement
 	// InFlight says what a call gets while another one of its intent is in flight.
 	InFlight InFlight
+	// Queue says how a call waits for a slot, where Guard limits how many are in flight.
+	Queue Queue
 	// MaxBodyBytes is how much of an answer's body the record keeps.
 	MaxBodyBytes int64
 	Guard        guard.Policy
@@ -92,6 +94,13 @@ type Retry struct {
 	// Percent of the intents that were sent for the first time may be retried, and
 	// MinPerSecond however few those are.
 	Percent, MinPerSecond int
+}
+
+// Queue says how calls wait for a slot.
+type Queue struct {
+	// Max is how many may wait in this process, each for Timeout at most.
+	Max     int
+	Timeout time.Duration
 }
 
 // SpecError is a spec that cannot be used. Only a change of the spec helps.

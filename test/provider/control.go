@@ -25,6 +25,17 @@ type Ledger struct {
 	// request that arrived since the start or the last reset, committed or
 	// not. Control routes are not counted.
 	Requests map[string]int `json:"requests"`
+	// InFlight counts payment requests that are being worked on.
+	InFlight InFlight `json:"inFlight"`
+}
+
+// InFlight counts payment requests from their arrival until their answer begins, so that
+// one whose client has its answer is never counted.
+type InFlight struct {
+	// Now is how many there are, and Most how many there were at once since the start or
+	// the last reset.
+	Now  int `json:"now"`
+	Most int `json:"most"`
 }
 
 // Ledger returns what is committed now. It fails only if the ledger file did.
@@ -42,7 +53,7 @@ func (p *Provider) Ledger() (Ledger, error) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return Ledger{Entries: entries, Count: len(entries), Totals: sums, Requests: maps.Clone(p.requests)}, nil
+	return Ledger{Entries: entries, Count: len(entries), Totals: sums, Requests: maps.Clone(p.requests), InFlight: p.inFlight}, nil
 }
 
 // Reset empties the ledger, the counters and what was received, and forgets
@@ -56,6 +67,7 @@ func (p *Provider) Reset() error {
 	defer p.mu.Unlock()
 	p.requests = map[string]int{}
 	p.received = nil
+	p.inFlight.Most = p.inFlight.Now
 	maps.DeleteFunc(p.claims, func(_ string, c *claim) bool { return c.never })
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"net/url"
 	"regexp"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/cockroachdb/apd/v3"
@@ -62,6 +63,9 @@ func refused(status int, code, format string, arguments ...any) error {
 
 func (p *Provider) pay(kind Kind) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
+		working := p.work(w)
+		defer working.end()
+		w = working
 		body, err := p.readBody(w, r)
 		if err != nil {
 			p.fail(w, err)
@@ -85,6 +89,37 @@ func (p *Provider) pay(kind Kind) http.HandlerFunc {
 		p.process(w, r, entry, fault)
 	}
 }
+
+// worker is the answer of a request that counts as in flight until it begins.
+type worker struct {
+	http.ResponseWriter
+	end func()
+}
+
+func (p *Provider) work(w http.ResponseWriter) *worker {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.inFlight.Now++
+	p.inFlight.Most = max(p.inFlight.Most, p.inFlight.Now)
+	return &worker{ResponseWriter: w, end: sync.OnceFunc(func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.inFlight.Now--
+	})}
+}
+
+func (w *worker) WriteHeader(status int) {
+	w.end()
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w *worker) Write(b []byte) (int, error) {
+	w.end()
+	return w.ResponseWriter.Write(b)
+}
+
+// Unwrap is for http.ResponseController.
+func (w *worker) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // process takes a request that no fault refuses to its commit and its answer.
 func (p *Provider) process(w http.ResponseWriter, r *http.Request, entry Entry, fault chosen) {

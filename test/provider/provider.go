@@ -81,6 +81,7 @@ type Provider struct {
 	plan       []Fault
 	held       []*waiting
 	requests   map[string]int
+	inFlight   InFlight
 	received   []*Received
 	server     *http.Server
 }

@@ -64,6 +64,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: cache
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.ResponseCache
+    - name: concurrency
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.ConcurrencySpec
     - name: description
       type:
         scalar: string
@@ -85,6 +88,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.OutcomeRule
           elementRelationship: atomic
+    - name: rateLimit
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.RateLimitSpec
     - name: retryBudget
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.RetryBudget
@@ -129,6 +135,18 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: name
       type:
         scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.CallerRateSpec
+  map:
+    fields:
+    - name: burst
+      type:
+        scalar: numeric
+    - name: per
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Duration
+    - name: requests
+      type:
+        scalar: numeric
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.ClientTLS
   map:
     fields:
@@ -144,6 +162,18 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: name
       type:
         scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.ConcurrencySpec
+  map:
+    fields:
+    - name: maxInFlight
+      type:
+        scalar: numeric
+    - name: perScope
+      type:
+        scalar: numeric
+    - name: queue
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.QueueSpec
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.DurabilityClass
   scalar: string
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.DurabilityFinding
@@ -669,6 +699,30 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: none
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.NoKey
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.QueueSpec
+  map:
+    fields:
+    - name: max
+      type:
+        scalar: numeric
+    - name: timeout
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Duration
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.RateLimitSpec
+  map:
+    fields:
+    - name: burst
+      type:
+        scalar: numeric
+    - name: per
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Duration
+    - name: perCaller
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.CallerRateSpec
+    - name: requests
+      type:
+        scalar: numeric
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.RecordSpec
   map:
     fields:

@@ -34,6 +34,12 @@ type AgentToolSpecApplyConfiguration struct {
 	// retryBudget says how often an intent is tried, while every attempt is known to have moved nothing. When absent, the gateway
 	// tries once a call, an intent has 5 attempts, and there are at least 2 s between them. Only for a Mutating tool.
 	RetryBudget *RetryBudgetApplyConfiguration `json:"retryBudget,omitempty"`
+	// concurrency bounds how many intents of the tool are in flight at once, in all gateways together. Only for a Mutating tool; when
+	// absent, as many as come.
+	Concurrency *ConcurrencySpecApplyConfiguration `json:"concurrency,omitempty"`
+	// rateLimit bounds how often the tool is called, through all gateways together. Only for a Mutating tool; when absent, callers call
+	// as often as they like.
+	RateLimit *RateLimitSpecApplyConfiguration `json:"rateLimit,omitempty"`
 }
 
 // AgentToolSpecApplyConfiguration constructs a declarative configuration of the AgentToolSpec type for use with
@@ -116,5 +122,21 @@ func (b *AgentToolSpecApplyConfiguration) WithOutcomes(values ...*OutcomeRuleApp
 // If called multiple times, the RetryBudget field is set to the value of the last call.
 func (b *AgentToolSpecApplyConfiguration) WithRetryBudget(value *RetryBudgetApplyConfiguration) *AgentToolSpecApplyConfiguration {
 	b.RetryBudget = value
+	return b
+}
+
+// WithConcurrency sets the Concurrency field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Concurrency field is set to the value of the last call.
+func (b *AgentToolSpecApplyConfiguration) WithConcurrency(value *ConcurrencySpecApplyConfiguration) *AgentToolSpecApplyConfiguration {
+	b.Concurrency = value
+	return b
+}
+
+// WithRateLimit sets the RateLimit field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the RateLimit field is set to the value of the last call.
+func (b *AgentToolSpecApplyConfiguration) WithRateLimit(value *RateLimitSpecApplyConfiguration) *AgentToolSpecApplyConfiguration {
+	b.RateLimit = value
 	return b
 }
