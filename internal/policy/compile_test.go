@@ -57,6 +57,13 @@ func TestEffectiveValues(t *testing.T) {
 					InFlight: &v1alpha1.InFlightSpec{Mode: v1alpha1.InFlightReject, RetryAfter: d(time.Second)},
 					Record:   &v1alpha1.RecordSpec{MaxBodyBytes: p(resource.MustParse("2Ki"))},
 				}
+				o.Spec.Concurrency = &v1alpha1.ConcurrencySpec{
+					MaxInFlight: p[int32](10), PerScope: p[int32](1), Queue: &v1alpha1.QueueSpec{Max: p[int32](0), Timeout: d(time.Second)},
+				}
+				o.Spec.RateLimit = &v1alpha1.RateLimitSpec{
+					Requests: p[int32](7), Per: d(time.Second), Burst: p[int32](5),
+					PerCaller: &v1alpha1.CallerRateSpec{Requests: 100, Per: *d(time.Minute), Burst: p[int32](3)},
+				}
 			}),
 			budget: refundBudget(func(b *v1alpha1.IntentBudget) {
 				b.Spec.Overlap = &v1alpha1.OverlapSpec{Window: d(time.Hour), ExactMatch: v1alpha1.ExactMatchHold, Lineage: v1alpha1.LineageIgnore}
@@ -71,10 +78,37 @@ func TestEffectiveValues(t *testing.T) {
 				},
 				Key:          KeyPlacement{Argument: "/meta/key"},
 				InFlight:     InFlight{RetryAfter: time.Second},
+				Queue:        Queue{Timeout: time.Second},
 				MaxBodyBytes: 2 << 10,
 				Guard: guard.Policy{
 					Budget: "refunds", Window: time.Hour, HoldExactMatch: true, IgnoreLineage: true, TTL: time.Hour, Timeout: 3 * time.Second,
 					SettleAfter: time.Hour, MaxHeld: 7, MaxHeldPerCaller: 3,
+					MaxInFlight: 10, MaxInFlightPerScope: 1,
+					Rate:          guard.Rate{Every: 142857143, Burst: 5}, // never more often than 7 in a second
+					RatePerCaller: guard.Rate{Every: 600 * time.Millisecond, Burst: 3},
+				},
+			},
+		},
+		"limits with the least": {
+			tool: refundTool(func(o *v1alpha1.AgentTool) {
+				o.Spec.Concurrency = &v1alpha1.ConcurrencySpec{PerScope: p[int32](2)}
+				o.Spec.RateLimit = &v1alpha1.RateLimitSpec{PerCaller: &v1alpha1.CallerRateSpec{Requests: 1, Per: *d(time.Second)}}
+			}),
+			budget: refundBudget(),
+			want: Tool{
+				Namespace: "support", Name: "issue-refund", Generation: 3, Mutating: true, Store: "payments",
+				Upstream: Upstream{
+					URL: refunds, Methods: []string{"POST"}, Timeout: 10 * time.Second,
+					RequestHeaders: []string{"accept", "content-type"},
+				},
+				Key:          KeyPlacement{Header: "Idempotency-Key"},
+				InFlight:     InFlight{Wait: true, Timeout: 10 * time.Second, RetryAfter: 2 * time.Second},
+				Queue:        Queue{Max: 100, Timeout: 5 * time.Second},
+				MaxBodyBytes: 1 << 20,
+				Guard: guard.Policy{
+					Budget: "refunds", Window: 72 * time.Hour, TTL: 48 * time.Hour, Timeout: 10 * time.Second,
+					SettleAfter: time.Minute, MaxHeld: 100, MaxHeldPerCaller: 20,
+					MaxInFlightPerScope: 2, RatePerCaller: guard.Rate{Every: time.Second, Burst: 1},
 				},
 			},
 		},
@@ -145,6 +179,12 @@ func TestSpecErrors(t *testing.T) {
 	}
 	headers := func(names ...v1alpha1.RequestHeader) *v1alpha1.AgentTool {
 		return http(func(h *v1alpha1.HTTPUpstream) { h.RequestHeaders = names })
+	}
+	slots := func(c v1alpha1.ConcurrencySpec) *v1alpha1.AgentTool {
+		return refundTool(func(o *v1alpha1.AgentTool) { o.Spec.Concurrency = &c })
+	}
+	rates := func(l v1alpha1.RateLimitSpec) *v1alpha1.AgentTool {
+		return refundTool(func(o *v1alpha1.AgentTool) { o.Spec.RateLimit = &l })
 	}
 	idem := func(change func(*v1alpha1.IdempotencySpec)) *v1alpha1.AgentTool {
 		return refundTool(func(o *v1alpha1.AgentTool) { change(o.Spec.Idempotency) })
@@ -263,6 +303,21 @@ func TestSpecErrors(t *testing.T) {
 		{idem(func(i *v1alpha1.IdempotencySpec) {
 			i.Record = &v1alpha1.RecordSpec{MaxBodyBytes: p(resource.MustParse("2000.5"))}
 		}), "spec.idempotency.record.maxBodyBytes", "between 1Ki and 4Mi"},
+
+		{slots(v1alpha1.ConcurrencySpec{}), "spec.concurrency", "limits nothing"},
+		{slots(v1alpha1.ConcurrencySpec{MaxInFlight: p[int32](0)}), "spec.concurrency.maxInFlight", "between 1 and 10000"},
+		{slots(v1alpha1.ConcurrencySpec{PerScope: p[int32](10_001)}), "spec.concurrency.perScope", "between 1 and 10000"},
+		{slots(v1alpha1.ConcurrencySpec{PerScope: p[int32](1), Queue: &v1alpha1.QueueSpec{Max: p[int32](1001)}}), "spec.concurrency.queue.max", "between 0 and 1000"},
+		{slots(v1alpha1.ConcurrencySpec{PerScope: p[int32](1), Queue: &v1alpha1.QueueSpec{Timeout: d(time.Hour)}}), "spec.concurrency.queue.timeout", "between 100ms and 5m"},
+		{rates(v1alpha1.RateLimitSpec{}), "spec.rateLimit", "limits nothing"},
+		{rates(v1alpha1.RateLimitSpec{Requests: p[int32](1)}), "spec.rateLimit", "come together"},
+		{rates(v1alpha1.RateLimitSpec{Burst: p[int32](1), PerCaller: &v1alpha1.CallerRateSpec{Requests: 1, Per: *d(time.Second)}}), "spec.rateLimit.burst", "belongs to"},
+		{rates(v1alpha1.RateLimitSpec{Requests: p[int32](0), Per: d(time.Second)}), "spec.rateLimit.requests", "between 1 and 1000000"},
+		{rates(v1alpha1.RateLimitSpec{Requests: p[int32](1), Per: d(25 * time.Hour)}), "spec.rateLimit.per", "between 1s and 24h"},
+		{rates(v1alpha1.RateLimitSpec{Requests: p[int32](1), Per: d(time.Hour), Burst: p[int32](10_001)}), "spec.rateLimit.burst", "between 1 and 10000"},
+		{rates(v1alpha1.RateLimitSpec{PerCaller: &v1alpha1.CallerRateSpec{Requests: 1}}), "spec.rateLimit.perCaller.per", "between 1s and 24h"},
+		{readTool(func(o *v1alpha1.AgentTool) { o.Spec.Concurrency = &v1alpha1.ConcurrencySpec{} }), "spec.concurrency", "ReadOnly"},
+		{readTool(func(o *v1alpha1.AgentTool) { o.Spec.RateLimit = &v1alpha1.RateLimitSpec{} }), "spec.rateLimit", "ReadOnly"},
 
 		// Expressions: where and what.
 		{source(`call.body.`), expr, "line 1, column 11: Syntax error"},

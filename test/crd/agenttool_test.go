@@ -43,11 +43,15 @@ spec:
     backoff: {initial: 200ms, factor: 2, max: 10s}
     perAttemptTimeout: 2s
     ratio: {percent: 20, minPerSecond: 3}
+  concurrency: {maxInFlight: 10, perScope: 1, queue: {max: 100, timeout: 5s}}
+  rateLimit: {requests: 100, per: 1m, burst: 20, perCaller: {requests: 10, per: 1m, burst: 2}}
 `)
 	const (
 		http     = "spec.upstream.http."
 		identity = "spec.identity."
 		idem     = "spec.idempotency."
+		slots    = "spec.concurrency."
+		rates    = "spec.rateLimit."
 	)
 	url := func(value string) []change { return []change{set(http+"url", value)} }
 	onlyKey := func(path string, value any) []change {
@@ -67,7 +71,8 @@ spec:
 			remove("spec.outcomes"), remove("spec.retryBudget"),
 			remove("spec.description"), remove(http + "suffixes"), remove(http + "timeout"), remove(http + "requestHeaders"), remove(http + "credentialsFrom"),
 			remove(identity + "lineage"), remove(identity + "amount"), remove(identity + "recipient"), remove(identity + "volatile"), remove(identity + "addresses"),
-			remove(idem + "ttl"), remove(idem + "inFlight"), remove(idem + "record")}, ""},
+			remove(idem + "ttl"), remove(idem + "inFlight"), remove(idem + "record"),
+			remove("spec.concurrency"), remove("spec.rateLimit")}, ""},
 		{"a class", status("5xx", "Pending"), ""},
 		{"a range", status("500-503", "Unknown"), ""},
 		{"a client error that may be tried again", status("4xx", "Retryable"), ""},
@@ -200,6 +205,24 @@ spec:
 		{"the key in a header that is taken", []change{set(idem+"key.header", "Content-Type")}, "header must be one that is free to carry a key"},
 		{"the key in no header's name", []change{set(idem+"key.header", "Idempotency Key")}, "spec.idempotency.key.header in body should match"},
 		{"the key as no pointer", onlyKey("argument", "key"), "spec.idempotency.key.argument in body should match"},
+		{"only slots of the tool", []change{remove(slots + "perScope"), remove(slots + "queue")}, ""},
+		{"only slots of a scope", []change{remove(slots + "maxInFlight")}, ""},
+		{"no slots", []change{remove(slots + "maxInFlight"), remove(slots + "perScope")}, "maxInFlight or perScope must be set"},
+		{"no slot", []change{set(slots+"maxInFlight", int64(0))}, "should be greater than or equal to 1"},
+		{"too many slots of a scope", []change{set(slots+"perScope", int64(10001))}, "should be less than or equal to 10000"},
+		{"no queue", []change{set(slots+"queue.max", int64(0))}, ""},
+		{"too long a queue", []change{set(slots+"queue.max", int64(1001))}, "should be less than or equal to 1000"},
+		{"too long in the queue", []change{set(slots+"queue.timeout", "6m")}, "timeout must be between 100ms and 5m"},
+		{"a rate of the tool alone", []change{remove(rates + "perCaller"), remove(rates + "burst")}, ""},
+		{"a rate of the callers alone", []change{remove(rates + "requests"), remove(rates + "per"), remove(rates + "burst"), remove(rates + "perCaller.burst")}, ""},
+		{"no rate", []change{remove(rates + "requests"), remove(rates + "per"), remove(rates + "burst"), remove(rates + "perCaller")}, "requests and per, or perCaller, must be set"},
+		{"a rate in no time", []change{remove(rates + "per")}, "requests and per come together"},
+		{"a burst of nothing", []change{remove(rates + "requests"), remove(rates + "per")}, "burst belongs to requests and per"},
+		{"a rate of 0", []change{set(rates+"requests", int64(0))}, "should be greater than or equal to 1"},
+		{"a rate in too short a time", []change{set(rates+"per", "999ms")}, "per must be between 1s and 24h"},
+		{"a rate of a caller in too long a time", []change{set(rates+"perCaller.per", "25h")}, "per must be between 1s and 24h"},
+		{"a rate of a caller without a time", []change{remove(rates + "perCaller.per")}, "spec.rateLimit.perCaller.per: Required value"},
+		{"too much at once", []change{set(rates+"burst", int64(10001))}, "should be less than or equal to 10000"},
 		{"to reject what is in flight", []change{set(idem+"inFlight.mode", "Reject"), remove(idem + "inFlight.timeout")}, ""},
 		{"to reject, and to wait", []change{set(idem+"inFlight.mode", "Reject")}, "timeout is for mode Wait"},
 		{"mode that does not exist", []change{set(idem+"inFlight.mode", "Queue")}, `Unsupported value: "Queue"`},
@@ -246,6 +269,8 @@ spec:
 		{"outcomes", []change{set("spec.outcomes", []any{map[string]any{"status": "402", "outcome": "Failed"}})}, "a ReadOnly tool has no intents"},
 		{"a retry budget", []change{set("spec.retryBudget", map[string]any{})}, "a ReadOnly tool has no intents"},
 		{"idempotency", []change{set("spec.idempotency.key.header", "Idempotency-Key")}, "a ReadOnly tool has no intents"},
+		{"slots", []change{set("spec.concurrency.maxInFlight", int64(1))}, "a ReadOnly tool has none"},
+		{"a rate", []change{set("spec.rateLimit.perCaller", map[string]any{"requests": int64(1), "per": "1s"})}, "a ReadOnly tool has none"},
 		{"settleAfter", []change{set("spec.upstream.http.settleAfter", "1m")}, "a ReadOnly tool moves nothing that could settle"},
 	})
 	updating(t, strict(), strict(), valid, []tableCase{

@@ -267,7 +267,7 @@ func TestTheLedgerCountsExactlyAndCountsRequests(t *testing.T) {
 	}))
 
 	s.Expect(s.do("DELETE", "/ledger", "").status).To(Equal(http.StatusNoContent))
-	s.Expect(string(s.do("GET", "/ledger", "").body)).To(MatchJSON(`{"entries":[],"count":0,"totals":{},"requests":{}}`))
+	s.Expect(string(s.do("GET", "/ledger", "").body)).To(MatchJSON(`{"entries":[],"count":0,"totals":{},"requests":{},"inFlight":{"now":0,"most":0}}`))
 	s.Expect(s.Received()).To(BeEmpty())
 }
 
@@ -320,6 +320,29 @@ func TestManyAtOnce(t *testing.T) {
 	s.Expect(l.Count).To(Equal(50), "without deduplication a key means nothing")
 	s.Expect(l.Totals[provider.Charge]).To(HaveKeyWithValue("USD", "2499.50"))
 	s.Expect(l.Requests).To(HaveKeyWithValue("POST /charges", 50))
+}
+
+func TestWhatIsInFlightIsCounted(t *testing.T) {
+	s := start(t, provider.Options{})
+	now := func() provider.InFlight { return s.judge().InFlight }
+	var all sync.WaitGroup
+	for i := range 3 {
+		all.Go(func() { s.do("POST", "/charges", order(fmt.Sprint(i)), provider.HeaderFault, "hold") })
+	}
+	s.Eventually(now, soon, often).Should(Equal(provider.InFlight{Now: 3, Most: 3}))
+	s.Release(nil)
+	all.Wait()
+	// Whoever has an answer is not counted, and neither is one that was dropped.
+	s.Expect(now()).To(Equal(provider.InFlight{Now: 0, Most: 3}))
+	for range 20 {
+		s.do("POST", "/charges", order("x"))
+		s.Expect(now().Now).To(BeZero())
+	}
+	s.do("POST", "/charges", order("y"), provider.HeaderFault, "reset-after-commit")
+	s.do("POST", "/charges", "no payment")
+	s.Eventually(now, soon, often).Should(Equal(provider.InFlight{Now: 0, Most: 3}))
+	s.Expect(s.Reset()).To(Succeed())
+	s.Expect(now()).To(Equal(provider.InFlight{}))
 }
 
 // The naive comparison: Go's own transport sends a request that has an
