@@ -184,13 +184,13 @@ func fromGuard(a guard.Answer, who access.Caller) *problem {
 					"Send the same request with the same intent ID again after Retry-After; do not use a new intent ID."+ask)
 		case guard.ReasonTooManyInFlight:
 			return set(http.StatusTooManyRequests, "too-many-in-flight", "Too many calls of this tool at once", actRetryLater,
-				"Nothing was sent: as many payments of this tool are in progress as it allows. Send the same request with the same intent ID again later.")
+				notSent(v)+": as many payments of this tool are in progress as it allows. Send the same request with the same intent ID again later.")
 		case guard.ReasonScopeInFlight:
 			return set(http.StatusTooManyRequests, "scope-in-flight", "Too many calls for this at once", actRetryLater,
-				"Nothing was sent: as many payments for the same thing are in progress as the tool allows. Send the same request with the same intent ID again later.")
+				notSent(v)+": as many payments for the same thing are in progress as the tool allows. Send the same request with the same intent ID again later.")
 		case guard.ReasonRateLimited:
 			return set(http.StatusTooManyRequests, "rate-limited", "The tool is called too often", actRetryLater, fmt.Sprintf(
-				"Nothing was sent: the tool is called more often than it allows. Send the same request with the same intent ID again after %d seconds.", max(p.RetryAfter, 1)))
+				"%s: the tool is called more often than it allows. Send the same request with the same intent ID again after %d seconds.", notSent(v), max(p.RetryAfter, 1)))
 		case guard.ReasonUnreachable:
 			return set(http.StatusBadGateway, "upstream-unreachable", "The upstream could not be reached", actRetryLater,
 				nothingPaid(v)+": "+lastDetail(v)+". Send the same request with the same intent ID again later.")
@@ -224,6 +224,14 @@ func nothingPaid(v guard.View) string {
 		return "How an earlier attempt ended is not known, and a person has counted it as not paid. The last one paid nothing"
 	}
 	return "Nothing was paid"
+}
+
+// notSent begins to tell of a call that a limit has refused, whatever was tried before.
+func notSent(v guard.View) string {
+	if len(v.Attempts) == 0 {
+		return "Nothing was sent"
+	}
+	return nothingPaid(v) + ", and nothing more was sent"
 }
 
 func lastDetail(v guard.View) string {

@@ -144,7 +144,8 @@ func (c *call) reserve(engine *guard.Engine, wanted guard.Call, tool *policy.Too
 	if err != nil || !missing {
 		return a, err
 	}
-	wanted.Behind, wanted.Passed = false, true
+	// What was counted once for this attempt is not counted again.
+	wanted.Behind, wanted.Passed, wanted.MayRetry = false, true, nil
 	w := c.g.queues.join(of, tool.Queue.Max)
 	if w == nil {
 		return a, nil
