@@ -1338,7 +1338,7 @@ func newWorld(seed uint64, rule worldRule, m mutation, dir string, tracing bool)
 		made: map[string]bool{}, at: map[string]time.Duration{}, aged: map[string]map[string]bool{}, knew: map[string]map[string]bool{}, known: map[string]bool{}, seen: map[string]map[string]bool{}, denied: map[string]bool{},
 	}
 	// The dice of the limits are their own, so that a world without them is as it was.
-	if limits := rand.New(rand.NewPCG(seed, 2)); limits.IntN(3) == 0 {
+	if limits := rand.New(rand.NewPCG(seed, 2)); limits.IntN(6) == 0 {
 		w.limits = limits
 	}
 	if err := w.open("e1"); err != nil {
