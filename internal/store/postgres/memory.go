@@ -17,6 +17,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -55,8 +56,8 @@ type memory struct {
 	count  int64
 	beat   int64
 	beatAt time.Time
-	// epoch is the one that the latest write named, or made.
-	epoch string
+	// epochs are those that writes named, or made.
+	epochs [][]byte
 	// ring holds the latest writes, of each record the last; next is where the oldest is.
 	ring []acknowledged
 	next int
@@ -84,7 +85,7 @@ func (m *memory) acknowledge(d digest, version uint64, epoch string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.count++
-	m.epoch = epoch
+	m.wrote(epoch)
 	if version > m.top.Load() {
 		m.top.Store(version)
 	}
@@ -103,12 +104,23 @@ func (m *memory) acknowledge(d digest, version uint64, epoch string) {
 }
 
 // disowned notes a disowning, which was counted with its number.
-func (m *memory) disowned(epoch string, number int64) {
+func (m *memory) disowned(epoch, next string, number int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.count = max(m.count+1, number)
 	m.beat, m.beatAt = max(m.beat, number), time.Now()
-	m.epoch = epoch
+	m.wrote(epoch)
+	m.wrote(next)
+}
+
+// wrote notes the epoch of a write.
+func (m *memory) wrote(epoch string) {
+	for _, e := range m.epochs {
+		if string(e) == epoch {
+			return
+		}
+	}
+	m.epochs = append(m.epochs, []byte(epoch))
 }
 
 // beaten notes that the store counts so many writes: those up to there need no other
@@ -225,7 +237,7 @@ func schemaGone(err error) bool {
 // disownForgetful tries until it succeeds, or the store is closed.
 func (s *Store) disownForgetful() {
 	s.memory.mu.Lock()
-	known := s.memory.epoch
+	known := slices.Clone(s.memory.epochs)
 	s.memory.mu.Unlock()
 	next := rand.Text()
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
@@ -242,7 +254,7 @@ func (s *Store) disownForgetful() {
 	}
 }
 
-func (s *Store) disownOnce(known, next string) error {
+func (s *Store) disownOnce(known [][]byte, next string) error {
 	ctx, cancel := context.WithTimeout(s.closing, s.opts.Timeout)
 	defer cancel()
 	c, err := s.connect(ctx, nil)
@@ -250,7 +262,7 @@ func (s *Store) disownOnce(known, next string) error {
 		return err
 	}
 	defer func() { _ = c.Close(ctx) }()
-	_, err = c.Exec(ctx, "SELECT disown_forgetful($1, $2)", []byte(known), []byte(next))
+	_, err = c.Exec(ctx, "SELECT disown_forgetful($1, $2)", known, []byte(next))
 	if schemaGone(err) {
 		// Nobody takes that for a memory.
 		return nil

@@ -99,7 +99,7 @@ func (s *Store) Disown(ctx context.Context, epoch, next string) error {
 		return done, err
 	})
 	if err == nil && done {
-		s.memory.disowned(next, number)
+		s.memory.disowned(epoch, next, number)
 	}
 	return err
 }

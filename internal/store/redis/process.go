@@ -4,9 +4,11 @@ package redis
 // one after it:
 //
 //   - How many writes it has made there. The count that was answered last is told with
-//     every question; a store that shows a lower one has been set back, and its script
-//     gives it another epoch, in the same step, so that all others are told too. From
-//     then on this process is answered with ErrMemoryLost.
+//     every question, and the epochs they were made under; a store that shows a lower
+//     count under one of these has been set back, and its script gives it another epoch,
+//     in the same step, so that all others are told too. Under an epoch that the process
+//     never wrote under the loss was found before, and may have been accepted. In either
+//     case this process is answered with ErrMemoryLost from then on.
 //   - Which of its questions come too late. Each has a ticket. After a question without
 //     an answer, those that follow say that tickets up to that one are void: a copy
 //     that lies in some buffer on the way, and arrives after the write was repeated or
@@ -17,8 +19,10 @@ package redis
 import (
 	"context"
 	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -42,7 +46,8 @@ const (
 type process struct {
 	name string
 	// acked is the highest count that was answered.
-	acked atomic.Uint64
+	acked  atomic.Uint64
+	epochs atomic.Pointer[epochs]
 	// seen is when the store last noted that the process lives, by this machine's clock.
 	seen atomic.Int64
 }
@@ -71,17 +76,48 @@ func (ps *processes) take() *process {
 	return next
 }
 
+// epochs are those that a process has written under: names, and the same packed as
+// lua/prelude.lua reads them.
+type epochs struct {
+	names  []string
+	packed string
+}
+
+// writes notes that writes may be made under these epochs.
+func (p *process) writes(under ...string) {
+	for _, name := range under {
+		for {
+			have, next := p.epochs.Load(), epochs{}
+			if have != nil {
+				next = *have
+			}
+			if slices.Contains(next.names, name) {
+				break
+			}
+			next.names = append(slices.Clone(next.names), name)
+			next.packed += string(binary.BigEndian.AppendUint32(nil, uint32(len(name)))) + name
+			if p.epochs.CompareAndSwap(have, &next) {
+				break
+			}
+		}
+	}
+}
+
 // question is what the script is told of the process that asks.
 func (ps *processes) question(p *process) (text string, ticket uint64) {
 	// What is void was so before this ticket was drawn.
 	known, void := p.acked.Load(), ps.void.Load()
 	ticket = ps.tickets.Add(1)
-	b := make([]byte, 0, nameSize+18)
+	under := ""
+	if e := p.epochs.Load(); e != nil {
+		under = e.packed
+	}
+	b := make([]byte, 0, nameSize+18+len(under))
 	b = append(b, p.name...)
 	for _, n := range []uint64{known, ticket, void} {
 		b = append48(b, int64(n))
 	}
-	return string(b), ticket
+	return string(append(b, under...)), ticket
 }
 
 // raise sets n to at least this, and says whether it was less.
@@ -99,13 +135,15 @@ func raise(n *atomic.Uint64, least uint64) bool {
 
 // run runs a script and returns its answer, an array, without the count at its head.
 // The first ownArgs of its arguments are filled in here. living says that the script notes
-// that the process lives, as each write does.
-func (s *Store) run(ctx context.Context, doing string, script *valkey.Lua, living bool, keys, args []string) ([]valkey.ValkeyMessage, error) {
+// that the process lives, as each write does. under are the epochs of what it may write.
+func (s *Store) run(ctx context.Context, doing string, script *valkey.Lua, living bool, keys, args []string, under ...string) ([]valkey.ValkeyMessage, error) {
 	for {
 		if err := s.processes.lost.Load(); err != nil {
 			return nil, fmt.Errorf("%s: %w", doing, *err)
 		}
 		p := s.processes.take()
+		// Also what is not answered may be counted.
+		p.writes(under...)
 		question, ticket := s.processes.question(p)
 		args[0], args[1] = s.prefix, question
 		var answered atomic.Bool

@@ -22,7 +22,7 @@ func (s *Store) Initialise(ctx context.Context, id store.Identity) (store.Identi
 	}
 	const doing = "set the identity"
 	a, err := s.run(ctx, doing, s.scripts.initialise, false,
-		[]string{s.keys.meta, s.keys.due, s.keys.held, s.keys.sums, s.keys.marks}, []string{"", "", id.Epoch, id.KeyDomain})
+		[]string{s.keys.meta, s.keys.due, s.keys.held, s.keys.sums, s.keys.marks}, []string{"", "", id.Epoch, id.KeyDomain}, id.Epoch)
 	if err != nil {
 		return store.Identity{}, err
 	}
@@ -34,7 +34,7 @@ func (s *Store) Disown(ctx context.Context, epoch, next string) error {
 	if err := store.ValidateDisown(epoch, next); err != nil {
 		return err
 	}
-	_, err := s.run(ctx, "disown the store", s.scripts.disown, false, []string{s.keys.meta}, []string{"", "", epoch, next})
+	_, err := s.run(ctx, "disown the store", s.scripts.disown, false, []string{s.keys.meta}, []string{"", "", epoch, next}, epoch, next)
 	return err
 }
 
@@ -80,7 +80,7 @@ func (s *Store) write(ctx context.Context, doing string, w store.Write, probes [
 	}
 	id := args[argID]
 	a, err := s.run(ctx, doing, s.scripts.write, false,
-		[]string{s.keys.meta, s.key("r" + id), s.key("b" + id), s.keys.due, s.keys.held, s.keys.sums, s.keys.marks}, args)
+		[]string{s.keys.meta, s.key("r" + id), s.key("b" + id), s.keys.due, s.keys.held, s.keys.sums, s.keys.marks}, args, w.Epoch)
 	if err != nil {
 		return store.Result{}, err
 	}

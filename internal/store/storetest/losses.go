@@ -18,6 +18,7 @@ var losses = []testCase{
 	{"who has lost nothing is told so once somebody has found a loss", lostByAnother},
 	{"who was answered with what is still there is not told of a loss", nothingLost},
 	{"who has disowned the store and finds it as before is told so", lostDisowning},
+	{"who comes back after a loss that was found by others leaves the store as it is", lostBefore},
 }
 
 // questions are all kinds; each gives the error that it was answered with. None may
@@ -80,24 +81,24 @@ func lostWrite(f *fixture) {
 		return
 	}
 	f.put(f.write("k", 0))
-	f.h.Snapshot(f)
 	for name := range f.questions(f.s, "") {
 		s := f.h.Connect(f)
 		epoch := f.standing(s).Epoch
+		f.h.Snapshot(f)
 		writeThrough(f, s, fmt.Sprint("lost before ", name), 0)
 		f.h.Rewind(f)
-		questions := f.questions(s, identity.Epoch)
+		questions := f.questions(s, epoch)
 		f.fails(answer(f, questions[name]), store.ErrMemoryLost, name+" as the first question")
 		for again := range 2 {
 			for next, ask := range questions {
 				f.fails(answer(f, ask), store.ErrMemoryLost, fmt.Sprintf("%s after %s (%d)", next, name, again))
 			}
 		}
-		// All others know the epoch that it had, or that it had before.
+		// All others know the epoch that it had.
 		fresh := f.h.Connect(f)
 		f.until("the store has another epoch after "+name, func() error {
 			have := f.standing(fresh)
-			if have.Epoch == identity.Epoch || have.Epoch == epoch || have.Epoch == "" || have.Epoch == "by the loser" {
+			if have.Epoch == epoch || have.Epoch == "" || have.Epoch == "by the loser" {
 				return fmt.Errorf("epoch %q, it was %q before", have.Epoch, epoch)
 			}
 			return nil
@@ -208,6 +209,35 @@ func lostDisowning(f *fixture) {
 		}
 		return nil
 	})
+}
+
+func lostBefore(f *fixture) {
+	if f.h.Rewind == nil {
+		return
+	}
+	ctx, cancel := f.ctx()
+	defer cancel()
+	f.h.Snapshot(f)
+	away := f.h.Connect(f)
+	epoch := f.standing(away).Epoch
+	writeThrough(f, away, "lost", 0)
+	f.h.Rewind(f)
+	// Others have found it, and a person has accepted it since.
+	f.s = f.h.Connect(f)
+	if err := answer(f, func() error { return f.s.Disown(ctx, epoch, "accepted") }); err != nil {
+		f.Fatal(err)
+	}
+	f.fails(answer(f, func() error { _, err := away.Standing(ctx); return err }), store.ErrMemoryLost, "of the one that comes back")
+	if _, err := away.Update(ctx, f.write("late", 0)); !errors.Is(err, store.ErrMemoryLost) {
+		f.Errorf("a write of the one that comes back: %v", err)
+	}
+	// Some stores are disowned a moment later.
+	for i := range 20 {
+		writeThrough(f, f.s, fmt.Sprint("k", i), 0)
+	}
+	if have := f.standing(f.s); have.Epoch != "accepted" {
+		f.Errorf("the store was disowned anew: %+v", have)
+	}
 }
 
 // until tries until it goes well.

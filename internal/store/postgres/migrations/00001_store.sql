@@ -13,7 +13,6 @@
 CREATE TABLE meta (
     one         boolean PRIMARY KEY DEFAULT true CHECK (one),
     epoch       bytea,   -- NULL: never used
-    former      bytea[] NOT NULL DEFAULT '{}', -- epochs that it had, and was disowned under
     key_domain  bytea,
     -- Transaction numbers are comparable within one incarnation of the cluster only.
     -- A promoted standby, a restored backup and a loaded dump begin a new one, and
@@ -136,7 +135,7 @@ END $$;
 CREATE FUNCTION disown(p_epoch bytea, p_next bytea, p_process uuid, p_writes bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    UPDATE meta SET epoch = p_next, former = former || epoch WHERE epoch = p_epoch;
+    UPDATE meta SET epoch = p_next WHERE epoch = p_epoch;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
@@ -146,13 +145,13 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
--- disown_forgetful is for a process that has found its writes missing: whatever memory
--- this is. If it was disowned before under the epoch that the process knew, others have
--- found the loss, and perhaps a person has accepted it since.
+-- disown_forgetful is for a process that has found its writes missing. If this is none of
+-- the epochs that it wrote under, others have found the loss, and perhaps a person has
+-- accepted it since.
 --
 -- +goose StatementBegin
-CREATE FUNCTION disown_forgetful(p_known bytea, p_next bytea) RETURNS void LANGUAGE sql VOLATILE AS
-$$ UPDATE meta SET epoch = p_next, former = former || epoch WHERE epoch IS NOT NULL AND p_known <> ALL (former) $$;
+CREATE FUNCTION disown_forgetful(p_known bytea[], p_next bytea) RETURNS void LANGUAGE sql VOLATILE AS
+$$ UPDATE meta SET epoch = p_next WHERE epoch = ANY (p_known) $$;
 -- +goose StatementEnd
 
 -- lacks says what the store lacks of a process's acknowledged writes; NULL: nothing.

@@ -33,7 +33,8 @@ local function damaged(detail)
 end
 
 -- The process that asks (see process.go): its name, the count of its writes that it
--- was told of, the ticket of this question, and up to which one they are void.
+-- was told of, the ticket of this question, and up to which one they are void; and then,
+-- each after its length, the epochs that it has written under.
 local P, NAME = ARGV[1], sub(ARGV[2], 1, 26)
 local KNOWN, TICKET, VOID = unpackFrom('>I6I6I6', ARGV[2], 27)
 
@@ -64,10 +65,14 @@ do
     refuse('HOLDFASTLATE', string.format('%.0f', TICKET))
   end
   if count < KNOWN then
-    -- Whoever has found this and asks again, because the answer was lost, finds its
-    -- own name, which is as random as any epoch.
-    if m[2] and m[2] ~= NAME then
-      call('HSET', KEYS[1], 'epoch', NAME)
+    -- If this is a memory that the process has written in, it was set back, and all must
+    -- be told. Else that was found before: another epoch is there.
+    local at, under = 45, nil
+    while at <= #ARGV[2] do
+      under, at = unpackFrom('>I4c0', ARGV[2], at)
+      if under == epoch then
+        call('HSET', KEYS[1], 'epoch', NAME)
+      end
     end
     refuse('HOLDFASTLOST', string.format('%.0f of %.0f', count, KNOWN))
   end
