@@ -13,6 +13,8 @@ PKG ?= ./...
 STORES ?= bolt redis postgres
 # How often processes are killed by make drills on each of the stores that several gateways share.
 KILLS ?= 100
+# How many calls of a tool with few slots make drills admits there.
+ADMISSIONS ?= 1000000
 # Tested once more with the race detector, where there is a C compiler for it.
 RACE_PKG ?= ./internal/store/... ./internal/guard/...
 
@@ -91,13 +93,13 @@ bench: ## Measure the guard on each store beside a plain proxy and the stores' f
 	@go run ./bench
 
 .PHONY: drills
-drills: ## Kill gateways and stores under load, 200 times, and count the money.
+drills: ## Kill gateways and stores under load, 200 times, admit a million calls to few slots, and count the money. It takes hours.
 	@hack/servers.sh
 	@set -euo pipefail; \
 	export KUBEBUILDER_ASSETS=$$(go run ./hack/controlplane assets); \
 	for store in redis postgres; do \
-		echo "drills: $(KILLS) kills of gateways and of $$store"; \
-		HOLDFAST_E2E_STORE=$$store HOLDFAST_E2E_KILLS=$(KILLS) go test $(TESTFLAGS) -v ./test/e2e -run '^TestEndToEnd$$' -ginkgo.label-filter=drill; \
+		echo "drills: $(KILLS) kills of gateways and of $$store, $(ADMISSIONS) admissions"; \
+		HOLDFAST_E2E_STORE=$$store HOLDFAST_E2E_KILLS=$(KILLS) HOLDFAST_E2E_ADMISSIONS=$(ADMISSIONS) go test $(TESTFLAGS) -timeout=5h -v ./test/e2e -run '^TestEndToEnd$$' -ginkgo.label-filter=drill; \
 	done
 
 .PHONY: clean

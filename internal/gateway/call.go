@@ -466,7 +466,7 @@ func (c *call) spend(engine *guard.Engine, tool *policy.Tool, t target, ticket *
 	}
 	a, err := engine.Settle(ctx, ticket, r)
 	if limited(tool) {
-		c.g.queues.freed(nameOf(tool))
+		c.g.queues.freed(nameOf(tool), time.Since(began))
 	}
 	c.attempt, c.counted = ticket.Attempt, true
 	if err != nil {

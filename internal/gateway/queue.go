@@ -4,8 +4,8 @@
 //
 // Who came first asks first: while somebody waits, a call that comes is told all else that
 // the guard has to say of it, and takes no slot. The first of those who wait asks again
-// when a call of this process has given its slot back, and now and then, since others give
-// theirs back, too. Whoever gets a slot has the next one ask.
+// shortly after a call of this process has given its slot back, and now and then, since
+// others give theirs back, too. Whoever gets a slot has the next one ask.
 
 package gateway
 
@@ -90,11 +90,26 @@ func (q *queues) stand(of queueName, w *waiter, aside bool) (first bool) {
 	return false
 }
 
+// A slot that was held for some time is left alone for this part of it, at most for
+// giveMost, before it is asked for here again: otherwise those who wait at other gateways,
+// who look now and then, would never find one while somebody waits here.
+const (
+	givePart = 16
+	giveMost = waitMost
+)
+
 // freed has somebody ask for the slot that a call of this process has given back.
-func (q *queues) freed(of queueName) {
+func (q *queues) freed(of queueName, held time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	next(q.of[of])
+	if len(q.of[of]) == 0 {
+		return
+	}
+	time.AfterFunc(min(held/givePart, giveMost), func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		next(q.of[of])
+	})
 }
 
 // next has the first one ask that stands in line and was not told to.

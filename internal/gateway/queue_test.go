@@ -156,6 +156,22 @@ func TestWhoeverWaitsForASlotMayLeave(t *testing.T) {
 	r.atRest()
 }
 
+// elsewhere is a call of somebody at another gateway.
+func elsewhere(t *testing.T, tool *policy.Tool) guard.Call {
+	t.Helper()
+	id, err := tool.Identify(policy.CallInput{
+		Method: "POST", Header: http.Header{"Idempotency-Key": {"x"}, "Content-Type": {"application/json"}}, Body: []byte(refundOf("elsewhere", "1")),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return guard.Call{
+		Key:       guard.Key{Namespace: namespace, Tool: tool.Name, Caller: "somebody", IntentID: id.IntentID},
+		CallerUID: "u", Scope: id.Scope, Lineage: id.Lineage, Amount: id.Amount, Fingerprint: id.Fingerprint,
+		IdentityHash: id.IdentityHash, AmountHash: id.AmountHash, RecipientHash: id.RecipientHash,
+	}
+}
+
 func TestASlotThatAnotherGatewayGivesBackIsFound(t *testing.T) {
 	r := setUp(t)
 	r.tool("charge", "/charges", slotsOf(1, 10, time.Minute))
@@ -164,18 +180,8 @@ func TestASlotThatAnotherGatewayGivesBackIsFound(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	id, err := tool.Identify(policy.CallInput{
-		Method: "POST", Header: http.Header{"Idempotency-Key": {"x"}, "Content-Type": {"application/json"}}, Body: []byte(refundOf("elsewhere", "1")),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	other := guard.New(r.store, r.engine.Identity(), guard.Options{Clock: r.clock})
-	a, err := other.Admit(t.Context(), guard.Call{
-		Key:       guard.Key{Namespace: namespace, Tool: "charge", Caller: "somebody", IntentID: id.IntentID},
-		CallerUID: "u", Scope: id.Scope, Lineage: id.Lineage, Amount: id.Amount, Fingerprint: id.Fingerprint,
-		IdentityHash: id.IdentityHash, AmountHash: id.AmountHash, RecipientHash: id.RecipientHash,
-	}, tool.Guard)
+	a, err := other.Admit(t.Context(), elsewhere(t, tool), tool.Guard)
 	if err != nil || a.Ticket == nil {
 		t.Fatalf("%+v %v", a, err)
 	}
@@ -262,5 +268,56 @@ func TestCallsThatComeTooOften(t *testing.T) {
 		t.Errorf("there is a record of a call that came too often: %+v", got)
 	}
 	r.paid(4, 4)
+	r.atRest()
+}
+
+func TestAGatewayThatIsAlwaysBusyLeavesSlotsToOthers(t *testing.T) {
+	r := setUp(t)
+	r.tool("charge", "/charges", slotsOf(1, 100, time.Minute))
+	tool, err := r.tools.Load().Tool(namespace, "charge")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Here somebody always waits.
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				id := fmt.Sprintf("k%d-%d", i, n)
+				if got := r.do(ask{id: id, body: refundOf(id, "1"), fault: "delay:100ms"}); got.status != 201 {
+					t.Errorf("%s got %+v", id, got)
+				}
+			}
+		})
+	}
+	eventually(t, "they wait", func() bool { return r.queued() >= 2 })
+	// The other gateway looks now and then.
+	other := guard.New(r.store, r.engine.Identity(), guard.Options{Clock: r.clock})
+	var ticket *guard.Ticket
+	tick := time.NewTicker(waitMost)
+	defer tick.Stop()
+	for looks := 0; ticket == nil; looks++ {
+		if looks > 200 {
+			t.Fatalf("no slot was found in %d looks", looks)
+		}
+		a, err := other.Admit(t.Context(), elsewhere(t, tool), tool.Guard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ticket = a.Ticket; ticket == nil {
+			<-tick.C
+		}
+	}
+	if _, err := other.Settle(t.Context(), ticket, guard.Result{Outcome: guard.AttemptFailed}); err != nil {
+		t.Fatal(err)
+	}
+	close(stop)
+	wg.Wait()
 	r.atRest()
 }

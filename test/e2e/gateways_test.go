@@ -64,6 +64,8 @@ func (g gatewayProcess) url() string {
 	switch g {
 	case second:
 		return all.SecondGatewayURL()
+	case third:
+		return thirdURL
 	case partitioned:
 		return "http://" + link.inside(gatewayPort)
 	}

@@ -60,6 +60,9 @@ func TestEndToEnd(t *testing.T) {
 	EnforceDefaultTimeoutsWhenUsingContexts()
 	suite, reporter := GinkgoConfiguration()
 	suite.Timeout = time.Hour
+	if os.Getenv(admissionsEnv) != "" {
+		suite.Timeout += drillTime
+	}
 	RunSpecs(t, "the whole on "+kind+", from outside", suite, reporter)
 }
 
