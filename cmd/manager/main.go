@@ -1,4 +1,5 @@
-// Command manager is Holdfast: the controllers and the gateway, in one process.
+// Command manager is Holdfast: the controllers and the gateway, in one process. With the
+// argument retry-test it tests a tool instead.
 //
 // This file is flags and wiring. The order at the end matters: the gateway stops
 // accepting and lets its calls settle, and only then are the stores closed.
@@ -36,6 +37,7 @@ import (
 	"github.com/holdfast-dev/holdfast/internal/controller"
 	"github.com/holdfast-dev/holdfast/internal/gateway"
 	"github.com/holdfast-dev/holdfast/internal/guard"
+	"github.com/holdfast-dev/holdfast/internal/retrytest"
 	"github.com/holdfast-dev/holdfast/internal/tracing"
 )
 
@@ -124,6 +126,9 @@ func (f *flags) check() error {
 }
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == "retry-test" {
+		os.Exit(retrytest.Main(ctrl.SetupSignalHandler(), os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
+	}
 	var f flags
 	f.bind(flag.CommandLine)
 	flag.Parse()
@@ -138,7 +143,7 @@ func main() {
 
 func run(ctx context.Context, f flags) (err error) {
 	if flag.NArg() > 0 {
-		return fmt.Errorf("unknown argument %q: all settings are flags", flag.Arg(0))
+		return fmt.Errorf("unknown argument %q: all settings are flags, and the only command is retry-test, which comes first", flag.Arg(0))
 	}
 	if err := f.check(); err != nil {
 		return err
