@@ -139,8 +139,10 @@ func query(spec *QuerySpec, pool *x509.CertPool) (counter, error) {
 	if err != nil {
 		return nil, bad(err)
 	}
-	if !strings.HasPrefix(spec.URL, "http://") && !strings.HasPrefix(spec.URL, "https://") {
-		return nil, fmt.Errorf("%surl: must begin with http:// or https://", field)
+	noURL := fmt.Errorf("%surl: must begin with http:// or https://, or with a placeholder for that", field)
+	isURL := func(text string) bool { return strings.HasPrefix(text, "http://") || strings.HasPrefix(text, "https://") }
+	if !isURL(spec.URL) && !strings.HasPrefix(spec.URL, "{{") {
+		return nil, noURL
 	}
 	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, IdleConnTimeout: time.Minute}
 	if pool != nil {
@@ -154,6 +156,9 @@ func query(spec *QuerySpec, pool *x509.CertPool) (counter, error) {
 		to, err := v.fill(where{field: field + "url", env: true}, spec.URL)
 		if err != nil {
 			return found{}, err
+		}
+		if !isURL(to) {
+			return found{}, noURL
 		}
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, to, nil)
 		if err != nil {

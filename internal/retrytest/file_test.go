@@ -131,6 +131,25 @@ func TestTheSamples(t *testing.T) {
 	}
 }
 
+// The sample for the README's first tool works, and the page shows it.
+func TestTheSampleOfThePage(t *testing.T) {
+	const sample = "../../config/samples/retry-test/refund.yaml"
+	s := newShop(t, nil)
+	t.Setenv("PROVIDER_URL", s.ledger)
+	run(t, Passed, "--local", "-f", "../../config/samples/minimal.yaml", "-f", sample, "--upstream", s.ledger+"/refunds")
+	text, err := os.ReadFile(sample)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile("../../docs/retry-test.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(page), "```yaml\n"+string(text)+"```\n") {
+		t.Errorf("docs/retry-test.md does not show %s as it is", sample)
+	}
+}
+
 // A gateway that runs is called with the token that it is given, by flag or environment.
 func TestAGatewayThatRuns(t *testing.T) {
 	s := newShop(t, nil)

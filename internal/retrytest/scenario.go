@@ -307,7 +307,8 @@ func (a *answer) again() bool {
 	case "IN_FLIGHT":
 		return true
 	case "DENY":
-		return a.after > 0 && (a.status == 429 || a.status == 502 || a.status == 503)
+		// Too many holds wait for people, whom nobody awaits here.
+		return a.after > 0 && a.reason != "too_many_holds" && (a.status == 429 || a.status == 502 || a.status == 503)
 	case "ALLOW": // the upstream's own answer, of which the gateway knows that nothing was moved
 		return a.after > 0 && (a.status == 429 || a.status == 503)
 	}
@@ -407,7 +408,7 @@ func (one *trial) judge() (verdict, []string) {
 // hint is what helps with an answer that speaks of another trial.
 func (one *trial) hint(a *answer) string {
 	if a.verdict == "UNKNOWN_HOLD" && a.reason != "OutcomeUnknown" {
-		return " Each trial is a purchase of its own: does the scope have {{order}} or {{digits}} in it, and does the amount or the recipient differ by {{number}}, if purchases that look alike are held?"
+		return " Each trial is a purchase of its own: does the scope have {{order}} or {{digits}} in it? And where purchases that look alike are held, or the identity was changed lately, does the recipient have it?"
 	}
 	return ""
 }
