@@ -140,7 +140,9 @@ func query(spec *QuerySpec, pool *x509.CertPool) (counter, error) {
 		return nil, bad(err)
 	}
 	noURL := fmt.Errorf("%surl: must begin with http:// or https://, or with a placeholder for that", field)
-	isURL := func(text string) bool { return strings.HasPrefix(text, "http://") || strings.HasPrefix(text, "https://") }
+	isURL := func(text string) bool {
+		return strings.HasPrefix(text, "http://") || strings.HasPrefix(text, "https://")
+	}
 	if !isURL(spec.URL) && !strings.HasPrefix(spec.URL, "{{") {
 		return nil, noURL
 	}
