@@ -107,7 +107,12 @@ func (x *result) lines() []string {
 			continue
 		}
 		out = append(out, "order "+one.order+", answers: "+one.summary())
-		for _, id := range one.intents() {
+		intents := one.intents()
+		for i, id := range intents {
+			if i == shownItems {
+				out = append(out, fmt.Sprintf("and %d more intents", len(intents)-i))
+				break
+			}
 			line := fmt.Sprintf("intent %s, %s", id, sentTimes(one.attempts(id)))
 			if key := one.keys[id]; key != "" {
 				line += ", key at the provider " + key

@@ -277,7 +277,7 @@ func TestAToolThatChargesTwiceIsFound(t *testing.T) {
 			change: func(s *shop) {
 				s.change(`call.header["idempotency-key"]`, `call.header["x-request-id"]`).change(`call.body.orderId`, `call.header["x-request-id"]`)
 			},
-			says: []string{"FAULT    twice ", "were taken for 2 intents", "FAULT    at-once ", "20 effects", "were taken for 20 intents", "and 15 more"},
+			says: []string{"FAULT    twice ", "were taken for 2 intents", "FAULT    at-once ", "20 effects", "were taken for 20 intents", "and 15 more intents", "and 15 more\n"},
 		},
 		{
 			name:   "the intent alone is another's with each request",

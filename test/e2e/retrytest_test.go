@@ -35,13 +35,13 @@ var _ = Describe("retry-test", func() {
 		w.retryTest(ctx, 0, good, "One effect in each of 4 scenarios", "--service-account=agent")
 
 		By("an identity that takes each request for a purchase of its own")
-		bad := w.paymentTool(charge, "/charges")
+		bad := w.paymentTool("own", "/charges")
 		own := v1alpha1.Expression(`call.header["x-request-id"]`)
 		bad.Spec.Identity.IntentID = []v1alpha1.Expression{own}
 		bad.Spec.Identity.Scope = []v1alpha1.Expression{`path("request", ` + own + `)`}
-		w.retryTest(ctx, 2, bad, "in the cluster is not the one in the files: apply it first")
-		w.change(ctx, charge, func(t *v1alpha1.AgentTool) { t.Spec.Identity = bad.Spec.Identity })
-		w.retryTest(ctx, 1, bad, "were taken for 2 intents")
+		w.add(ctx, bad.DeepCopy())
+		w.retryTest(ctx, 2, w.paymentTool("own", "/charges"), "in the cluster is not the one in the files: apply it first")
+		w.retryTest(ctx, 1, bad, "had 2 effects, and may have one. The calls were taken for 2 intents")
 
 		By("an upstream that books twice for one request")
 		double := httptest.NewServer(http.HandlerFunc(func(answer http.ResponseWriter, r *http.Request) {
@@ -118,5 +118,7 @@ spec:
 	}
 	Expect(xml.Unmarshal(report, &suites)).To(Succeed())
 	Expect(suites.Failures > 0).To(Equal(code == 1), string(report))
-	Expect(suites.Errors > 0).To(Equal(code == 2), string(report))
+	if code != 1 { // beside a fault there may be both
+		Expect(suites.Errors > 0).To(Equal(code == 2), string(report))
+	}
 }
