@@ -28,7 +28,9 @@ var early earlyWorld
 
 var (
 	expiring = func() call { return call{id: "expires", body: early.order("paid", "10")} }
-	silent   = func() call {
+	// lapses is for the signals alone.
+	lapses = func() call { return call{id: "lapses", body: early.order("kept", "10")} }
+	silent = func() call {
 		return call{id: "silent", body: early.order("unknown", "10"), fault: "close-after-commit"}
 	}
 )
@@ -40,6 +42,7 @@ func (e *earlyWorld) begin(ctx context.Context) {
 		tool.Spec.Idempotency.TTL = &metav1.Duration{Duration: minute}
 	})
 	e.pay(ctx, expiring(), 201, allow)
+	e.pay(ctx, lapses(), 201, allow)
 	e.pay(ctx, silent(), 409, unknownHold)
 	// The sweep, and what was begun last.
 	e.over = time.Now().Add(minute + lease + grace + 2*time.Second)

@@ -170,6 +170,7 @@ var _ = onServers("A store that forgot", func() {
 				By("accepted: " + l.name)
 				s := l.w.storeIs(ctx, v1alpha1.ConditionEpochAccepted, metav1.ConditionFalse)
 				Expect(s.Status.Epoch).To(Equal(l.epoch))
+				Eventually(l.w.metric("holdfast_store_refused", `reason="memory_lost"`)).WithContext(ctx).Should(BeEquivalentTo(len(gateways())))
 				l.w.refusedEverywhere(ctx, l.paid, "memory_lost")
 				// R35: somebody releases what the lost memory held.
 				Expect(l.w.tryResolve(ctx, resolver, l.hold, release)).To(Succeed())
@@ -180,6 +181,7 @@ var _ = onServers("A store that forgot", func() {
 				s := l.w.storeIs(ctx, v1alpha1.ConditionEpochAccepted, metav1.ConditionTrue)
 				Expect(s.Status.Epoch).NotTo(Equal(l.epoch))
 				l.w.storeIs(ctx, v1alpha1.ConditionReady, metav1.ConditionTrue)
+				Eventually(l.w.metric("holdfast_store_refused")).WithContext(ctx).Should(BeZero())
 				for _, g := range gateways() {
 					Eventually(func(ctx context.Context) string {
 						c := l.paid

@@ -126,6 +126,14 @@ func (w *Whole) MetricsURL() string {
 	return "http://127.0.0.1:" + strconv.Itoa(w.state.MetricsPort) + "/metrics"
 }
 
+// SecondMetricsURL is where the second gateway serves its metrics; "" if there is none.
+func (w *Whole) SecondMetricsURL() string {
+	if !w.o.SecondGateway {
+		return ""
+	}
+	return "http://127.0.0.1:" + strconv.Itoa(w.state.Second.Metrics) + "/metrics"
+}
+
 // AgentToken is a token of the samples' agent, of the audience of Holdfast.
 func (w *Whole) AgentToken(ctx context.Context) (string, error) {
 	return w.Token(ctx, agentNamespace, agentAccount, agentTokenFor, audience)
