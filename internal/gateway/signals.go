@@ -157,21 +157,28 @@ func (c *call) evidence() bool {
 	return !c.poll && (c.verdict == guard.UnknownHold || c.verdict == guard.Conflict || c.outcome != "" && c.outcome != guard.AttemptSucceeded)
 }
 
+// elapsed is written as text only if its line is written.
+type elapsed time.Duration
+
+func (e elapsed) String() string { return time.Duration(e).String() }
+
 // log writes the one line of a call. Never bodies, headers or secrets.
 func (c *call) log(took time.Duration) {
 	to := c.g.o.Log
 	if c.evidence() {
 		to = c.g.o.Evidence
 	}
-	fields := []any{
-		"tool", c.namespace + "/" + c.tool, "caller", c.caller.Username, "intentID", c.intent, "key", c.key[:min(len(c.key), keyShown)],
-		"verdict", c.verdict, "reason", c.reason, "attempt", c.attempt, "hold", c.hold, "status", c.status, "poll", c.poll, "took", took.String(),
-	}
-	if len(c.reasons) > 0 {
-		fields = append(fields, "reasons", reasonTexts(c.reasons))
-	}
+	fields := append(make([]any, 0, 30),
+		"tool", c.namespace+"/"+c.tool, "caller", c.caller.Username, "intentID", c.intent, "key", c.key[:min(len(c.key), keyShown)],
+		"verdict", c.verdict, "reason", c.reason, "attempt", c.attempt, "status", c.status, "took", elapsed(took))
 	if c.outcome != "" {
-		fields = append(fields, "outcome", c.outcome, "upstream", c.sending.String())
+		fields = append(fields, "outcome", c.outcome, "upstream", elapsed(c.sending))
+	}
+	if c.poll {
+		fields = append(fields, "poll", true)
+	}
+	if c.hold != "" {
+		fields = append(fields, "hold", c.hold, "reasons", reasonTexts(c.reasons))
 	}
 	if id := tracing.ID(c.r.Context(), c.r.Header); id != "" {
 		fields = append(fields, "traceID", id)
