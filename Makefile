@@ -92,6 +92,10 @@ bench: ## Measure the guard on each store beside a plain proxy and the stores' f
 	@hack/servers.sh
 	@go run ./bench
 
+.PHONY: picture
+picture: ## Draw docs/dashboard.svg from a run of five minutes, with agents that behave badly.
+	@go run ./hack/picture
+
 .PHONY: drills
 drills: ## Kill gateways and stores under load, 200 times, admit a million calls to few slots, and count the money. It takes hours.
 	@hack/servers.sh
