@@ -73,6 +73,17 @@ func (q *queues) leave(of queueName, w *waiter) {
 	next(rest)
 }
 
+// lengths are how many calls wait for each tool.
+func (q *queues) lengths() map[queueName]int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	out := make(map[queueName]int, len(q.of))
+	for of, waiting := range q.of {
+		out[of] = len(waiting)
+	}
+	return out
+}
+
 // stand has the waiter stand aside or in line, and says whether it is the first of those in line.
 func (q *queues) stand(of queueName, w *waiter, aside bool) (first bool) {
 	q.mu.Lock()

@@ -191,7 +191,12 @@ func (c *call) log(took time.Duration) {
 
 // places are how many calls are where.
 func (g *Gateway) places() metrics.Places {
-	return metrics.Places{
+	p := metrics.Places{
 		Reading: g.reading.count(), Working: g.working.count(), Waiting: g.waiting.count(), Limit: g.o.MaxCalls,
+		Queued: map[metrics.Name]int{},
 	}
+	for of, n := range g.queues.lengths() {
+		p.Queued[metrics.Name{Namespace: of.namespace, Name: of.tool}] = n
+	}
+	return p
 }

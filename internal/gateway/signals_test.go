@@ -199,3 +199,19 @@ func TestTheLineOfACall(t *testing.T) {
 		}
 	}
 }
+
+func TestCallsThatWaitForASlotAreShown(t *testing.T) {
+	r, value := counted(t)
+	r.tool("charge", "/charges", slotsOf(1, 1, time.Minute))
+	first := r.start(ask{id: "k0", body: refundOf("0", "1"), fault: "hold"})
+	r.holds(1)
+	second := r.start(ask{id: "k1", body: refundOf("1", "1")})
+	r.becomes(value, "holdfast_calls_queued", 1)
+	r.pay(ask{id: "k2", body: refundOf("2", "1")}, 429, guard.Deny)
+	r.becomes(value, `holdfast_calls_total{verdict="DENY",reason="`+string(guard.ReasonTooManyInFlight)+`"}`, 1)
+	r.p.Release(nil)
+	<-first
+	<-second
+	r.becomes(value, "holdfast_calls_queued", -1)
+	r.becomes(value, `holdfast_attempts_total{outcome="Succeeded"}`, 2)
+}

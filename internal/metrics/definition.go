@@ -71,7 +71,7 @@ var (
 	}
 	guardSeconds = Definition{
 		Name: "holdfast_guard_duration_seconds", Kind: Histogram, Labels: tool, buckets: quick,
-		Help: "What the guard added to a call of a Mutating tool: the whole, without its attempts, without the time in which the caller sent its body, and without waiting for another call.",
+		Help: "What the guard added to a call of a Mutating tool: the whole, without its attempts, without the time in which the caller sent its body, and without waiting (for another call, a slot or the next attempt).",
 	}
 	resultsNotWritten = Definition{
 		Name: "holdfast_results_not_written_total", Kind: Counter, Labels: tool,
@@ -91,7 +91,11 @@ var (
 	}
 	callsWaiting = Definition{
 		Name: "holdfast_calls_waiting", Kind: Gauge,
-		Help: "Calls that wait at this gateway for another call.",
+		Help: "Calls that wait at this gateway for another call, for their next attempt, or for a slot.",
+	}
+	callsQueued = Definition{
+		Name: "holdfast_calls_queued", Kind: Gauge, Labels: tool,
+		Help: "Calls that wait at this gateway for a slot of their tool (`concurrency`).",
 	}
 	callsLimit = Definition{
 		Name: "holdfast_calls_limit", Kind: Gauge,
@@ -135,7 +139,7 @@ var (
 var definitions = []*Definition{
 	&callsTotal, &concurrentConflicts, &keyExpiryCollisions, &pollsTotal,
 	&attemptsTotal, &attemptSeconds, &guardSeconds, &resultsNotWritten, &lateResults,
-	&callsInProgress, &callsReading, &callsWaiting, &callsLimit,
+	&callsInProgress, &callsReading, &callsWaiting, &callsQueued, &callsLimit,
 	&holdsOpen, &holdOldest, &heldIntents, &heldLimit,
 	&storeSeconds, &storeErrors, &storeRefused, &storeDurable,
 }

@@ -72,7 +72,11 @@ func New(o Options) *Metrics {
 }
 
 // Places are how many calls are where in the gateway.
-type Places struct{ Reading, Working, Waiting, Limit int }
+type Places struct {
+	Reading, Working, Waiting, Limit int
+	// Queued are those that wait for a slot of a tool.
+	Queued map[Name]int
+}
 
 // Gateway has the places of the gateway's calls shown.
 func (m *Metrics) Gateway(places func() Places) {
@@ -143,6 +147,9 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(&callsReading, float64(p.Reading))
 		gauge(&callsWaiting, float64(p.Waiting))
 		gauge(&callsLimit, float64(p.Limit))
+		for name, n := range p.Queued {
+			gauge(&callsQueued, float64(n), name.Namespace, name.Name)
+		}
 	}
 	open, oldest := m.heldNow()
 	for k, n := range open {
