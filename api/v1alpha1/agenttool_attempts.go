@@ -49,7 +49,7 @@ type OutcomeRule struct {
 
 	// outcome is what such an answer means: Succeeded; Failed, nothing moved for good; Retryable, nothing moved and another attempt may;
 	// Pending, accepted but not final; Unknown, it may have moved. Of answers 5xx only 503 with Retry-After can be Retryable: others that
-	// a rule calls so are Unknown.
+	// a rule calls so are Unknown. So are 408, 409 and 425 that a class or range calls Failed or Retryable: name them one by one.
 	// +required
 	Outcome AttemptOutcome `json:"outcome,omitempty"`
 }

@@ -434,6 +434,9 @@ func TestRetriesKeepToTheirShare(t *testing.T) {
 	if refused.Load() != calls {
 		t.Errorf("%d calls were refused", refused.Load())
 	}
+	if n := r.g.working.count() + r.g.waiting.count(); n != 0 {
+		t.Errorf("%d places are still taken", n)
+	}
 	// It comes back by itself: each agent that comes back is paid, at the tool's pace.
 	down.Store(false)
 	for n := range 5 {

@@ -88,10 +88,25 @@ func (t *Tool) ReadAnswer(a Answer) (Reading, bool) {
 
 // read is what the rule says of an answer that fits.
 func (r *outcomeRule) read(a Answer) Reading {
-	if r.outcome == guard.AttemptRetryable && a.Status >= 500 && (a.Status != http.StatusServiceUnavailable || !asksToComeBack(a.Header)) {
-		return Reading{guard.AttemptUnknown, r.name + " says Retryable, which of answers 5xx only 503 with Retry-After can be"}
+	switch says := r.name + " says " + string(r.outcome); {
+	case r.outcome == guard.AttemptRetryable && a.Status >= 500 && (a.Status != http.StatusServiceUnavailable || !asksToComeBack(a.Header)):
+		return Reading{guard.AttemptUnknown, says + ", which of answers 5xx only 503 with Retry-After can be"}
+	case r.movedNothing() && r.when == nil && r.first != r.last && doubtful(a.Status):
+		return Reading{guard.AttemptUnknown, says + " of more than one status, which is not said of " + strconv.Itoa(a.Status)}
+	default:
+		return Reading{r.outcome, says}
 	}
-	return Reading{r.outcome, r.name + " says " + string(r.outcome)}
+}
+
+// movedNothing: the rule says that nothing moved.
+func (r *outcomeRule) movedNothing() bool {
+	return r.outcome == guard.AttemptFailed || r.outcome == guard.AttemptRetryable
+}
+
+// doubtful: with these client errors an upstream may speak of a request that is still being
+// worked on, or was before. Whoever means them must name them.
+func doubtful(status int) bool {
+	return status == http.StatusRequestTimeout || status == http.StatusConflict || status == http.StatusTooEarly
 }
 
 // asksToComeBack: there is a Retry-After that can be read.
@@ -301,7 +316,7 @@ func (r *outcomeRule) compileCondition(field, source string) error {
 	if err != nil {
 		return err
 	}
-	if movedNothing := r.outcome == guard.AttemptFailed || r.outcome == guard.AttemptRetryable; movedNothing && !readsMore(tree) {
+	if r.movedNothing() && !readsMore(tree) {
 		return specError(field, "reads the status alone, which does not say that nothing moved: read response.body or response.header too, or write the status in status")
 	}
 	r.when = e

@@ -19,7 +19,7 @@ type OutcomeRuleApplyConfiguration struct {
 	When *apiv1alpha1.AnswerExpression `json:"when,omitempty"`
 	// outcome is what such an answer means: Succeeded; Failed, nothing moved for good; Retryable, nothing moved and another attempt may;
 	// Pending, accepted but not final; Unknown, it may have moved. Of answers 5xx only 503 with Retry-After can be Retryable: others that
-	// a rule calls so are Unknown.
+	// a rule calls so are Unknown. So are 408, 409 and 425 that a class or range calls Failed or Retryable: name them one by one.
 	Outcome *apiv1alpha1.AttemptOutcome `json:"outcome,omitempty"`
 }
 
