@@ -434,9 +434,7 @@ func TestRetriesKeepToTheirShare(t *testing.T) {
 	if refused.Load() != calls {
 		t.Errorf("%d calls were refused", refused.Load())
 	}
-	if n := r.g.working.count() + r.g.waiting.count(); n != 0 {
-		t.Errorf("%d places are still taken", n)
-	}
+	eventually(t, "all places are free", func() bool { return r.g.working.count()+r.g.waiting.count() == 0 })
 	// It comes back by itself: each agent that comes back is paid, at the tool's pace.
 	down.Store(false)
 	for n := range 5 {
