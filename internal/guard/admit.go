@@ -115,7 +115,8 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 		// What is only asked about learns what stands in its way, and is written in no case.
 		asks := lost || pass.refused || c.Behind && p.limited()
 		if asks {
-			w.Meters = append(w.Meters, neverWritten)
+			// It takes no slot, and need not wait for those who do.
+			w.Meters = append(slices.DeleteFunc(w.Meters, isSlot), neverWritten)
 		}
 		req := store.Reserve{Write: w, Probes: e.mutatedProbes(probes, from), PassedOver: next.passedOver()}
 		res, err := e.repeat(ctx, start.Boot, start.after(e.o.Repeat), func() (store.Result, error) { return e.st.Reserve(ctx, req) })

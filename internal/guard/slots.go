@@ -77,8 +77,12 @@ func (e *Engine) noSlot(k Key, cur *record, meter string) (Answer, bool) {
 	return a, true
 }
 
-// scopeSlots begins every meter of a path.
-var scopeSlots = lengthPrefixed(slotOfScope)
+// toolSlots begins every meter of a tool, and scopeSlots every one of a path.
+var toolSlots, scopeSlots = lengthPrefixed(slotOfTool), lengthPrefixed(slotOfScope)
+
+func isSlot(e store.MeterEntry) bool {
+	return strings.HasPrefix(e.Meter, toolSlots) || strings.HasPrefix(e.Meter, scopeSlots)
+}
 
 // viewOf is what may be shown of a call's intent, of which there may be no record.
 func (e *Engine) viewOf(k Key, cur *record) View {
