@@ -321,3 +321,58 @@ func TestAGatewayThatIsAlwaysBusyLeavesSlotsToOthers(t *testing.T) {
 	wg.Wait()
 	r.atRest()
 }
+
+func TestARetryThatWaitsForASlotIsCountedOnce(t *testing.T) {
+	r := setUp(t)
+	r.tool("charge", "/charges", func(tool *v1alpha1.AgentTool) {
+		slotsOf(1, 10, time.Minute)(tool)
+		tool.Spec.RetryBudget = &v1alpha1.RetryBudget{}
+	})
+	tool, err := r.tools.Load().Tool(namespace, "charge")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The slot is taken by another call between the attempt and its retry.
+	retries := 0
+	engine, wanted := r.engine, elsewhere(t, tool)
+	a, err := engine.Admit(t.Context(), wanted, tool.Guard)
+	if err != nil || a.Ticket == nil {
+		t.Fatalf("%+v %v", a, err)
+	}
+	if _, err := engine.Settle(t.Context(), a.Ticket, guard.Result{Outcome: guard.AttemptRetryable}); err != nil {
+		t.Fatal(err)
+	}
+	r.clock.pass(time.Minute)
+	first := r.start(ask{id: "k1", body: refundOf("1", "1"), fault: "hold"})
+	r.holds(1)
+	wanted.MayRetry = func() (time.Duration, bool) {
+		retries++
+		return 0, retries == 1
+	}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "/", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &call{g: r.g, r: req}
+	defer c.move(nil)
+	got := make(chan guard.Answer, 1)
+	go func() {
+		a, err := c.reserve(engine, wanted, tool)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- a
+	}()
+	eventually(t, "it waits", func() bool { return r.queued() == 1 })
+	asked := r.store.reserves()
+	eventually(t, "it has looked again", func() bool { return r.store.reserves() > asked+2 })
+	r.p.Release(nil)
+	<-first
+	a = <-got
+	if a.Ticket == nil || retries != 1 {
+		t.Fatalf("%+v after it was counted %d times", a, retries)
+	}
+	if _, err := engine.Settle(t.Context(), a.Ticket, guard.Result{Outcome: guard.AttemptFailed}); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -110,11 +110,20 @@ type slip struct {
 	mu    sync.Mutex
 	fail  error
 	after func()
+	asked int
+}
+
+// reserves is how many Reserves there were.
+func (s *slip) reserves() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.asked
 }
 
 func (s *slip) Reserve(ctx context.Context, r store.Reserve) (store.Result, error) {
 	s.mu.Lock()
 	fail, after := s.fail, s.after
+	s.asked++
 	s.mu.Unlock()
 	if fail != nil {
 		return store.Result{}, fail
