@@ -289,6 +289,11 @@ func (e *Engine) answer(r *record, now time.Time) (Answer, bool) {
 	case InFlight:
 		a.Verdict, a.Reason = InFlightNow, ReasonInFlight
 		a.RetryAfter = min(max(r.last().LeaseEnd.Sub(now), time.Second), e.o.Backoff)
+	case Pending:
+		a.Verdict, a.Reason, a.RetryAfter = InFlightNow, ReasonPending, e.o.Backoff
+		if at := r.nextCheck(); at.After(now) {
+			a.RetryAfter = at.Sub(now)
+		}
 	case Retryable:
 		a.Verdict = Allow
 		// A clock that was set back must not make it wait for longer than was meant.
@@ -421,7 +426,7 @@ func (e *Engine) exactMatch(ctx context.Context, obs []obstacle, now time.Time) 
 		}
 		return best
 	}
-	for _, state := range []State{Succeeded, InFlight, Held} {
+	for _, state := range []State{Succeeded, InFlight, Pending, Held} {
 		o := pick(state)
 		if o == nil {
 			continue
@@ -441,7 +446,7 @@ func (e *Engine) exactMatch(ctx context.Context, obs []obstacle, now time.Time) 
 		}
 		o.State = r.State // time may have ended it meanwhile
 		switch r.State {
-		case Succeeded, InFlight, Held:
+		case Succeeded, InFlight, Pending, Held:
 			a, _ := e.answer(r, now)
 			return a, true, nil
 		}
@@ -505,6 +510,9 @@ func (r *record) hold(h *hold, nonce string, now time.Time) {
 	r.Response, r.RetryAt, r.ReleasedAt = nil, time.Time{}, time.Time{}
 	r.SettledAt, r.SettledAs = time.Time{}, ""
 	r.MarkedPaid, r.MarkedFailed, r.Expired = false, false, false
+	if h.has(OutcomeUnknown) {
+		r.startChecks(now)
+	}
 }
 
 // endHold moves the current hold to the ended ones, without what only an open one needs.

@@ -77,6 +77,7 @@ func (b *body) fields(c *coder) {
 	text(c, 18, &b.Memory)
 	c.yes(19, &b.Imported)
 	c.yes(20, &b.PaidByHand)
+	pointer(c, 30, &b.Checks, (*checks).fields)
 }
 
 func (p *Policy) fields(c *coder) {
@@ -90,6 +91,7 @@ func (p *Policy) fields(c *coder) {
 	integer(c, 8, &p.MaxHeld)
 	integer(c, 9, &p.MaxHeldPerCaller)
 	pointer(c, 10, &p.Retry, (*RetryBudget).fields)
+	pointer(c, 20, &p.Check, (*CheckPolicy).fields)
 	integer(c, 30, &p.MaxInFlight)
 	integer(c, 31, &p.MaxInFlightPerScope)
 	p.Rate.fields(c, 32, 33)

@@ -88,6 +88,7 @@ type Engine struct {
 	clock   storeClock
 	watched map[string]watch
 	inUse   inUse
+	due     []Key // of which a check is due
 
 	rates rates
 
@@ -203,7 +204,7 @@ func (e *Engine) see(r *record, boot time.Duration) {
 	e.seen.add(r.key)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if r.State != InFlight && (r.State != Held || r.Current == nil || !r.Current.Waiting) {
+	if !r.isWatched() {
 		delete(e.watched, r.key)
 		return
 	}
@@ -214,6 +215,17 @@ func (e *Engine) see(r *record, boot time.Duration) {
 	}
 	w.version, w.seen = r.version, boot
 	e.watched[r.key] = w
+}
+
+// isWatched says whether time will do something to the record that has to be watched for.
+func (r *record) isWatched() bool {
+	switch r.State {
+	case InFlight, Pending:
+		return true
+	case Held:
+		return r.Current != nil && (r.Current.Waiting || !r.nextCheck().IsZero())
+	}
+	return false
 }
 
 // hasWatched says that this process has watched the record's last attempt for so long.

@@ -64,6 +64,8 @@ const (
 	ReasonRateLimited Reason = "rate_limited"
 	// ReasonInFlight: an attempt holds the lease (IN_FLIGHT).
 	ReasonInFlight Reason = "in_flight"
+	// ReasonPending: the upstream accepted the payment, and its end is not known yet (IN_FLIGHT).
+	ReasonPending Reason = "pending"
 	// ReasonBackoff: the next attempt must wait (IN_FLIGHT).
 	ReasonBackoff Reason = "backoff"
 	// ReasonExpired: a retryable intent was not tried again within the tool's TTL (REPLAY).
@@ -144,6 +146,8 @@ type Policy struct {
 	// Rate limits the calls of the tool, and RatePerCaller those of each caller.
 	Rate          Rate
 	RatePerCaller Rate
+	// Check says how the provider is asked about an unknown outcome; nil: a person decides.
+	Check *CheckPolicy
 }
 
 // Outcome is how one attempt ended.
@@ -310,6 +314,8 @@ type View struct {
 	Hold *HoldView
 	// HoldCount is the number of the newest hold.
 	HoldCount int
+	// Checks are what status checks have come to; nil: there were none.
+	Checks *ChecksView
 }
 
 // AttemptView is one attempt as it is shown.

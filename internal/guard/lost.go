@@ -81,7 +81,7 @@ func (e *Engine) afterLoss(r *record, p *pending) bool {
 		h.Watermark, h.Lineage = "", false
 	case Released:
 		h.Reasons = r.Current.Reasons
-	case Retryable:
+	case Retryable, Pending:
 	default:
 		return false
 	}

@@ -33,6 +33,9 @@ const (
 	importForgets    mutation = "a hold of a lost memory is not imported"
 	noBudget         mutation = "attempts are not counted"
 	slotsStay        mutation = "whoever leaves flight keeps its slots"
+	oneCheckIsEnough mutation = "one check that finds nothing is enough"
+	checksAtOnce     mutation = "a check that finds nothing counts before the payment could be visible"
+	absenceCounts    mutation = "a payment that was accepted and is not visible counts as failed"
 )
 
 // atRest is what a mutated engine freezes for a hold that was never refused anything.

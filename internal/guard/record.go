@@ -168,6 +168,8 @@ type body struct {
 	Imported bool
 	// PaidByHand outlives MarkedPaid: a person has said once that it was paid.
 	PaidByHand bool
+	// Checks are those of the attempt whose outcome is unknown; nil: there are none.
+	Checks *checks
 }
 
 type record struct {
@@ -242,6 +244,7 @@ func (r *record) clone() *record {
 		h := *r.Current
 		c.Current = &h
 	}
+	c.Checks = r.Checks.clone()
 	return &c
 }
 
@@ -313,6 +316,11 @@ func (r *record) accepted() bool {
 	return false
 }
 
+// neverFinal: an attempt's outcome is unknown, and no time says that it moved nothing.
+func (r *record) neverFinal() bool {
+	return r.Policy.Check != nil && r.Policy.Check.Unbounded && r.anyUnknown()
+}
+
 // join is the intent's outcome: of the attempts of this generation of the
 // provider's key, succeeded if any did, unknown if any is, else nothing moved
 // (AttemptFailed). The success that decided comes with it. A success of an earlier
@@ -345,7 +353,7 @@ func (r *record) standing() (stands, ends bool) {
 		state = r.SettledAs
 	}
 	switch state {
-	case InFlight:
+	case InFlight, Pending:
 		return true, false
 	case Held, Released, Retryable:
 		return moved, false
@@ -385,7 +393,7 @@ func (r *record) watched() string {
 	if a := r.last(); a != nil {
 		name += a.Nonce
 	}
-	return name
+	return name + r.watchedCheck()
 }
 
 // waitOver is when a payment of the attempts that are unknown would be visible, or never
@@ -434,6 +442,10 @@ func (r *record) check() error {
 		}
 		if outcome == AttemptSucceeded && !r.Current.has(KeyExpired) {
 			return fail("a success is on the record")
+		}
+	case Pending:
+		if outcome != AttemptUnknown || r.Checks == nil || r.Policy.Check == nil {
+			return fail("the join is %s, and nobody may ask", outcome)
 		}
 	case Retryable:
 		if outcome != AttemptFailed {
@@ -492,7 +504,7 @@ func (r *record) view(epoch string) View {
 		Key: r.id(), CallerUID: r.CallerUID, Exists: true, State: r.State, Scope: r.Scope, Lineage: r.Lineage,
 		Amount: r.Amount, Recipient: r.Recipient, Fingerprint: r.Fingerprint,
 		ProviderKey: r.ProviderKey, ProviderReference: r.ProviderReference, RefundOwed: r.RefundOwed, Disputed: r.Disputed,
-		SettledAs: r.SettledAs, Created: r.Created, Changed: r.Changed, HoldCount: r.Hold,
+		SettledAs: r.SettledAs, Created: r.Created, Changed: r.Changed, HoldCount: r.Hold, Checks: r.checksView(),
 	}
 	for i := range r.Attempts {
 		a := &r.Attempts[i]

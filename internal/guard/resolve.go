@@ -91,6 +91,8 @@ func (e *Engine) cannot(r *record, res Resolution) string {
 			return "the AgentTool no longer exists, so nothing could be sent; mark or reject the hold"
 		case waiting:
 			return "the earlier attempt could still become visible until " + until + "; look at the provider's ledger after that"
+		case r.neverFinal():
+			return "the tool's statusCheck says that a payment which was accepted may become final at any time (finality: Unbounded), and how the earlier attempt ended is not known; MarkPaid or MarkFailed once the provider says it"
 		case r.accepted():
 			return "the upstream accepted the earlier attempt (202), so it may still be paid; MarkPaid or MarkFailed once the provider says how it ended"
 		}

@@ -156,8 +156,9 @@ func (a *attempt) learn(res Result, now time.Time) {
 // sent. It does not make a later refusal the end of the intent: the upstream may refuse
 // just because the earlier attempt was paid.
 const (
-	causeRefused   = "a later attempt was refused, and how an earlier one ended was never known: it may have been paid"
-	causeForgotten = "it was not tried again in time, and how an earlier attempt ended was never known: it may have been paid"
+	causeRefused      = "a later attempt was refused, and how an earlier one ended was never known: it may have been paid"
+	causeContradicted = "the upstream had accepted the payment, and a late result says that nothing moved: it may be paid yet"
+	causeForgotten    = "it was not tried again in time, and how an earlier attempt ended was never known: it may have been paid"
 )
 
 // settled is the step of the lease's holder: the join.
@@ -180,7 +181,9 @@ func (e *Engine) settled(cur *record, t *Ticket, res Result, now time.Time) pend
 	case AttemptSucceeded:
 		next.joined(winner, now)
 	case AttemptUnknown:
-		next.hold(&hold{Reasons: []Reason{OutcomeUnknown}, Watermark: e.mutatedFreeze()}, nonce, now)
+		if !next.pend(now) {
+			next.hold(&hold{Reasons: []Reason{OutcomeUnknown}, Watermark: e.mutatedFreeze()}, nonce, now)
+		}
 	default:
 		next.nothingMoved(res, now, e.o)
 		if next.State == Failed && next.releasedUnknown() && e.o.mutation != noJoin {
@@ -227,6 +230,7 @@ func (e *Engine) late(cur *record, t *Ticket, res Result, now time.Time) (p pend
 	}
 	p = pending{from: cur, to: next, on: onLateEvidence, now: now, nonce: e.o.Nonce(), keepMarks: cur.State == InFlight}
 	next.Changed = now
+	next.doubt()
 	before := *a
 	if before.Outcome == AttemptSucceeded {
 		return p, false, nil // known already
@@ -250,6 +254,9 @@ func (e *Engine) late(cur *record, t *Ticket, res Result, now time.Time) (p pend
 			next.Disputed = true
 		}
 		p.keepMarks = p.keepMarks || next.State == Tombstone
+		if next.State == Pending {
+			next.hold(&hold{Reasons: []Reason{OutcomeUnknown}, Cause: causeContradicted}, p.nonce, now)
+		}
 	default:
 		accepted := res.Outcome == AttemptPending && !before.Accepted
 		sentLate := res.LateSend && !before.SentLate

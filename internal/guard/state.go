@@ -19,6 +19,8 @@ const (
 	Held State = "Held"
 	// Released: a person allowed it; the next identical call sends, once.
 	Released State = "Released"
+	// Pending: the upstream accepted it, and it is not final; status checks decide.
+	Pending State = "Pending"
 	// Succeeded: it was paid. Replayed for the TTL.
 	Succeeded State = "Succeeded"
 	// Failed: every attempt is known to have moved nothing.
@@ -55,6 +57,8 @@ const (
 	onWaitOver     event = "wait over"     // an unknown payment would be visible by now
 	onLateSuccess  event = "late success"  // the result of an attempt that no longer holds the lease
 	onLateEvidence event = "late evidence" // any other late result
+	onCheckBegun   event = "check begun"   // somebody asks the provider what became of it
+	onChecked      event = "status check"  // the provider's answer
 	onTTL          event = "TTL"           //
 	onPurge        event = "purge"         // a tombstone's end
 )
@@ -86,10 +90,17 @@ var life = []step{
 	{Released, onLateSuccess, []State{Succeeded}},
 	{Released, onLateEvidence, []State{Released, Held}}, // held: it may be paid yet
 
-	{InFlight, onSettled, []State{Succeeded, Failed, Retryable, Held}},
+	{InFlight, onSettled, []State{Succeeded, Failed, Retryable, Pending, Held}},
 	{InFlight, onLeaseOver, []State{Succeeded, Held}},
 	{InFlight, onLateSuccess, []State{InFlight}}, // kept, and joined at settlement
 	{InFlight, onLateEvidence, []State{InFlight}},
+
+	{Pending, onCheckBegun, []State{Pending}},
+	{Pending, onChecked, []State{Pending, Succeeded, Failed, Retryable}},
+	{Pending, onDeadline, []State{Held}},
+	{Pending, onLost, []State{Held}},
+	{Pending, onLateSuccess, []State{Succeeded}},
+	{Pending, onLateEvidence, []State{Pending, Held}}, // held: it contradicts that it was accepted
 
 	{Held, onRelease, []State{Released}},
 	{Held, onReject, []State{Rejected}},
@@ -100,7 +111,9 @@ var life = []step{
 	{Held, onImported, []State{Held}},
 	{Held, onLost, []State{Held}},
 	{Held, onWaitOver, []State{Held}},
-	{Held, onLateSuccess, []State{Succeeded}}, // the hold is void
+	{Held, onCheckBegun, []State{Held}},
+	{Held, onChecked, []State{Held, Succeeded, Failed, Retryable}}, // the hold is void
+	{Held, onLateSuccess, []State{Succeeded}},                      // the hold is void
 	{Held, onLateEvidence, []State{Held}},
 
 	{Succeeded, onLateSuccess, []State{Succeeded}},

@@ -23,9 +23,16 @@ func (r *record) due(o Options) time.Time {
 		a := r.last()
 		return a.LeaseEnd.Add(a.Grace)
 	case Held:
-		if r.Current.Waiting {
-			return r.Current.WaitingUntil
+		at := r.nextCheck()
+		if r.Current.Waiting && (at.IsZero() || r.Current.WaitingUntil.Before(at)) {
+			at = r.Current.WaitingUntil
 		}
+		return at
+	case Pending:
+		if at := r.nextCheck(); !at.IsZero() && at.Before(r.Checks.Until) {
+			return at
+		}
+		return r.Checks.Until
 	case Released:
 		return r.ReleasedAt.Add(o.ReleaseFor)
 	case Retryable:
@@ -71,6 +78,12 @@ func (e *Engine) step(r *record, now time.Time) *pending {
 		return nil // nothing ages by a clock that is wrong
 	}
 	switch r.State {
+	case Pending:
+		if now.Before(r.Checks.Until) {
+			return nil // a check is due
+		}
+		p.on, p.to = onDeadline, r.clone()
+		p.to.hold(&hold{Reasons: []Reason{OutcomeUnknown}, Cause: r.Checks.overdue()}, p.nonce, now)
 	case Released:
 		p.on, p.to = onUnused, r.clone()
 		h := &hold{Reasons: r.Current.Reasons, Cause: "the release was not used in time"}
@@ -199,7 +212,9 @@ func (e *Engine) look(ctx context.Context, key string) error {
 	if err != nil {
 		return err
 	}
-	_, err = e.advance(ctx, r, now)
+	if r, err = e.advance(ctx, r, now); err == nil {
+		e.noteDue(r, now)
+	}
 	return err
 }
 
@@ -229,7 +244,7 @@ func (e *Engine) sweepOne(ctx context.Context, sr *store.Record, now time.Time) 
 	if err != nil {
 		return err
 	}
-	if sr.Due.After(now) && h.State != InFlight && h.State != Held {
+	if sr.Due.After(now) && h.State != InFlight && h.State != Pending && h.State != Held {
 		return nil
 	}
 	return e.look(ctx, sr.Key)
