@@ -265,7 +265,7 @@ func (e *Engine) late(cur *record, t *Ticket, res Result, now time.Time) (p pend
 		}
 		a.learn(res, now)
 		a.Late = true
-		next.reopen(a, sentLate, p.nonce, now)
+		next.reopen(a, before.Excused || before.Outcome.movedNothing(), sentLate, p.nonce, now)
 	}
 	return p, true, nil
 }
@@ -314,12 +314,12 @@ func (r *record) secondSuccess(a *attempt) {
 	}
 }
 
-// reopen: new word that an attempt may move money yet, after a person had counted it as nothing moved.
-func (r *record) reopen(a *attempt, sentLate bool, nonce string, now time.Time) {
+// reopen: new word that an attempt may move money yet. was: it had been counted as nothing
+// moved, by a person or by status checks.
+func (r *record) reopen(a *attempt, was, sentLate bool, nonce string, now time.Time) {
 	if a.Generation != r.Generation {
 		return
 	}
-	was := a.Excused
 	a.Excused = false
 	switch r.State {
 	case Held:
@@ -334,7 +334,7 @@ func (r *record) reopen(a *attempt, sentLate bool, nonce string, now time.Time) 
 		if was {
 			r.hold(&hold{
 				Reasons: []Reason{OutcomeUnknown},
-				Cause:   "after the release it became known that the earlier attempt may still be paid",
+				Cause:   "after the earlier attempt had been counted as not paid, it became known that it may still be",
 			}, nonce, now)
 		}
 	case Failed, Tombstone:
