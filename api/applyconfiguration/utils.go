@@ -28,6 +28,10 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.BudgetReferenceApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("CallerRateSpec"):
 		return &apiv1alpha1.CallerRateSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("CheckBackoff"):
+		return &apiv1alpha1.CheckBackoffApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("CheckParameter"):
+		return &apiv1alpha1.CheckParameterApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ClientTLS"):
 		return &apiv1alpha1.ClientTLSApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ClusterReference"):
@@ -110,6 +114,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.SecretReferenceApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ServerTLS"):
 		return &apiv1alpha1.ServerTLSApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("StatusCheck"):
+		return &apiv1alpha1.StatusCheckApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("StoreDurability"):
 		return &apiv1alpha1.StoreDurabilityApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("StoreReference"):

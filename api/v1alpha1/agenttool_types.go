@@ -447,8 +447,9 @@ type RateLimitSpec struct {
 // +kubebuilder:validation:XValidation:rule="self.effect != 'Mutating' || has(self.idempotency)",message="a Mutating tool needs idempotency: at least how the upstream receives the key"
 // +kubebuilder:validation:XValidation:rule="self.effect != 'Mutating' || !has(self.upstream.http) || has(self.upstream.http.settleAfter)",message="a Mutating tool needs upstream.http.settleAfter"
 // +kubebuilder:validation:XValidation:rule="self.effect != 'Mutating' || !has(self.cache)",message="cache is for ReadOnly tools: the answers of a Mutating tool are kept by its intents"
-// +kubebuilder:validation:XValidation:rule="self.effect != 'ReadOnly' || !(has(self.intentBudgetRef) || has(self.identity) || has(self.idempotency) || has(self.outcomes) || has(self.retryBudget))",message="a ReadOnly tool has no intents: remove intentBudgetRef, identity, idempotency, outcomes and retryBudget"
 // +kubebuilder:validation:XValidation:rule="self.effect != 'ReadOnly' || !(has(self.concurrency) || has(self.rateLimit))",message="the limits of concurrency and rateLimit are kept in the budget's store, and a ReadOnly tool has none: remove them"
+// +kubebuilder:validation:XValidation:rule="self.effect != 'ReadOnly' || !(has(self.intentBudgetRef) || has(self.identity) || has(self.idempotency) || has(self.outcomes) || has(self.retryBudget) || has(self.unknownOutcome) || has(self.statusCheck))",message="a ReadOnly tool has no intents: remove intentBudgetRef, identity, idempotency, outcomes, retryBudget, unknownOutcome and statusCheck"
+// +kubebuilder:validation:XValidation:rule="(has(self.unknownOutcome) && self.unknownOutcome == 'StatusCheck') == has(self.statusCheck)",message="statusCheck and unknownOutcome StatusCheck come together"
 // +kubebuilder:validation:XValidation:rule="self.effect != 'ReadOnly' || !has(self.upstream.http) || !has(self.upstream.http.settleAfter)",message="a ReadOnly tool moves nothing that could settle: remove upstream.http.settleAfter"
 // +kubebuilder:validation:XValidation:rule="!has(self.idempotency) || !has(self.idempotency.key.header) || !has(self.upstream.http) || !has(self.upstream.http.requestHeaders) || !(self.idempotency.key.header.lowerAscii() in self.upstream.http.requestHeaders)",message="the header of idempotency.key is written by the gateway: remove it from upstream.http.requestHeaders"
 // +kubebuilder:validation:XValidation:rule="!has(self.upstream.http) || !has(self.upstream.http.credentialsFrom) || !has(self.upstream.http.requestHeaders) || !(self.upstream.http.credentialsFrom.header.lowerAscii() in self.upstream.http.requestHeaders)",message="the header of credentialsFrom is written by the gateway: remove it from upstream.http.requestHeaders"
@@ -507,6 +508,15 @@ type AgentToolSpec struct {
 	// as often as they like.
 	// +optional
 	RateLimit *RateLimitSpec `json:"rateLimit,omitempty"`
+
+	// unknownOutcome says who decides about an attempt whose outcome is unknown: Hold, a person; or StatusCheck, the provider is asked first,
+	// as statusCheck says. Effective value when absent: Hold. Only for a Mutating tool.
+	// +optional
+	UnknownOutcome UnknownOutcome `json:"unknownOutcome,omitempty"`
+
+	// statusCheck says how the provider is asked. Only with unknownOutcome StatusCheck.
+	// +optional
+	StatusCheck *StatusCheck `json:"statusCheck,omitempty"`
 }
 
 // AgentToolStatus is what the operator has seen of the tool.

@@ -21,6 +21,8 @@ const (
 	ConditionHeld = "Held"
 	// ConditionResolved is true when the resolution of a PaymentHold has been taken by the record.
 	ConditionResolved = "Resolved"
+	// ConditionRefundOwed is true on the newest PaymentHold of an intent that was paid although it counted as not paid, or twice.
+	ConditionRefundOwed = "RefundOwed"
 	// ConditionReconciling is present, and true, only while the operator works on the object.
 	ConditionReconciling = "Reconciling"
 	// ConditionStalled is present, and true, only while nothing can go on until the spec changes.

@@ -293,7 +293,7 @@ type PaymentHoldStatus struct {
 	// +kubebuilder:validation:MaxLength=2048
 	Cause string `json:"cause,omitempty"`
 
-	// conditions are Held and Resolved.
+	// conditions are Held and Resolved, and RefundOwed only once it is true.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -266,7 +266,7 @@ func addGateway(mgr ctrl.Manager, cfg *rest.Config, f flags, op *controller.Oper
 	if err != nil {
 		return fmt.Errorf("set up the gateway (--tls-cert-file, --tls-key-file, --insecure-http): %w", err)
 	}
-	if err := mgr.Add(op.WhenProgrammed(gw)); err != nil {
+	if err := errors.Join(mgr.Add(op.WhenProgrammed(gw)), mgr.Add(op.WhenProgrammed(gw.Checker(op.Engines.All)))); err != nil {
 		return fmt.Errorf("add the gateway: %w", err)
 	}
 	if err := errors.Join(

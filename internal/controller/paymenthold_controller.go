@@ -396,6 +396,11 @@ func holdStatus(obj *v1alpha1.PaymentHold, f finding) *v1alpha1.PaymentHoldStatu
 			set.set(v1alpha1.ConditionResolved, metav1.ConditionFalse, reasonVoid, v.Effect)
 		}
 	}
+	if v.Refund != nil {
+		set.set(v1alpha1.ConditionRefundOwed, metav1.ConditionTrue, reasonRefundOwed, clip("It was paid although it counted as not paid, or twice. A refund is owed: "+v.Refund.String()+".", maxMessage))
+	} else if old := find(obj.Status.Conditions, v1alpha1.ConditionRefundOwed); old != nil {
+		set.set(old.Type, old.Status, old.Reason, old.Message) // it stays owed, also where a newer hold or no record shows it
+	}
 	next.Conditions = set.list
 	return next
 }
@@ -465,7 +470,7 @@ func (w *Worklist) tell(ctx context.Context, c guard.Change) {
 	}
 	if v.RefundOwed {
 		w.Events.Eventf(about, nil, corev1.EventTypeWarning, reasonRefundOwed, "Settle", "%s",
-			clip(fmt.Sprintf("A late result says that intent %q of %s was paid although it counted as not paid, or twice: a refund is owed. Look at the provider's ledger.", v.IntentID, v.Caller), maxNote))
+			clip(fmt.Sprintf("A late result says that intent %q of %s was paid although it counted as not paid, or twice: a refund is owed (%s). Look at the provider's ledger.", v.IntentID, v.Caller, v.Refund), maxNote))
 	}
 	if v.Disputed {
 		w.Events.Eventf(about, nil, corev1.EventTypeWarning, reasonDisputed, "Settle", "%s",

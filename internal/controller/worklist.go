@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -36,6 +37,8 @@ const (
 	walkTimeout = 30 * time.Second
 	// changesKept is how many steps may wait to be told. What is dropped the next walk finds.
 	changesKept = 4096
+	// againPerWalk is how many holds that are over each walk looks at once more.
+	againPerWalk = 4
 )
 
 // Worklist makes the PaymentHolds.
@@ -52,6 +55,8 @@ type Worklist struct {
 
 	changes chan guard.Change
 	look    chan event.GenericEvent
+	// next is where the next walk goes on among the holds that are over, for each store.
+	next map[string]int
 	// failed is the last walk's error, so that it is logged once.
 	failed string
 	// open are the holds of each store at its last whole walk.
@@ -62,7 +67,7 @@ type Worklist struct {
 func NewWorklist(cached, live client.Client, engines *guard.Engines, recorder events.EventRecorder, leading func() bool) *Worklist {
 	return &Worklist{
 		Client: cached, Live: live, Engines: engines, Events: recorder, Leading: leading,
-		changes: make(chan guard.Change, changesKept), look: make(chan event.GenericEvent),
+		changes: make(chan guard.Change, changesKept), look: make(chan event.GenericEvent), next: map[string]int{},
 	}
 }
 
@@ -199,7 +204,28 @@ func (w *Worklist) walkStore(ctx context.Context, served guard.Served, walked fu
 			w.lookAt(ctx, o.Namespace, o.Name)
 		}
 	}
+	w.lookAgain(ctx, served, objects.Items)
 	return errors.Join(errs...)
+}
+
+// lookAgain has some of the holds that are over looked at once more, in turn: a late result
+// in another process may have made a refund owed.
+func (w *Worklist) lookAgain(ctx context.Context, served guard.Served, holds []v1alpha1.PaymentHold) {
+	var done []*v1alpha1.PaymentHold
+	for i := range holds {
+		o := &holds[i]
+		if (o.Status.State == v1alpha1.HoldResolved || o.Status.State == v1alpha1.HoldVoid) && o.Spec.Record.Epoch == served.Engine.Identity().Epoch {
+			done = append(done, o)
+		}
+	}
+	slices.SortFunc(done, func(a, b *v1alpha1.PaymentHold) int { return strings.Compare(a.Name, b.Name) })
+	at := w.next[served.Engine.Identity().Epoch]
+	for range min(len(done), againPerWalk) {
+		o := done[at%len(done)]
+		w.lookAt(ctx, o.Namespace, o.Name)
+		at++
+	}
+	w.next[served.Engine.Identity().Epoch] = at
 }
 
 // show makes the hold's object if it is not there. Where an object of another record's

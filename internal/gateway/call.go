@@ -353,26 +353,34 @@ func (c *call) mutate(tool *policy.Tool, t target, query url.Values) *problem {
 
 // equip adds the credential and checks the consent: what can be known to be missing before anything is reserved.
 func (c *call) equip(tool *policy.Tool, t *target) *problem {
-	if ns := c.g.o.Addresses.serviceNamespace(tool.Upstream.URL.Hostname()); ns != "" && ns != tool.Namespace {
+	p, err := c.g.equip(c.r.Context(), tool, t)
+	if p != nil {
+		c.cause = err
+	}
+	return p
+}
+
+// equip is a call's and a status check's; err is why, and not for callers.
+func (g *Gateway) equip(ctx context.Context, tool *policy.Tool, t *target) (p *problem, err error) {
+	if ns := g.o.Addresses.serviceNamespace(tool.Upstream.URL.Hostname()); ns != "" && ns != tool.Namespace {
 		allowed, err := false, error(nil)
-		if c.g.o.Consent != nil {
-			allowed, err = c.g.o.Consent.Allows(c.r.Context(), ns, tool.Namespace)
+		if g.o.Consent != nil {
+			allowed, err = g.o.Consent.Allows(ctx, ns, tool.Namespace)
 		}
 		if err != nil || !allowed {
-			c.cause = err
 			p := refusal(http.StatusBadGateway, "upstream-unreachable", "The upstream may not be called", actStop,
 				"Nothing was sent: %s. Its owner must consent first.", (&consentError{ns}).Error()).deny(0)
 			p.Reason = "upstream_not_allowed"
-			return p
+			return p, err
 		}
 	}
 	cred := tool.Upstream.Credentials
 	if cred == nil {
-		return nil
+		return nil, nil
 	}
 	value, err := "", errors.New("this gateway reads no Secrets")
-	if c.g.o.Credentials != nil {
-		value, err = c.g.o.Credentials.Get(c.r.Context(), tool.Namespace, cred.SecretName, cred.SecretKey)
+	if g.o.Credentials != nil {
+		value, err = g.o.Credentials.Get(ctx, tool.Namespace, cred.SecretName, cred.SecretKey)
 	}
 	// A Secret made from a file often ends with a line break; no header can.
 	value = cred.Prefix + strings.TrimRight(value, "\r\n")
@@ -380,14 +388,13 @@ func (c *call) equip(tool *policy.Tool, t *target) *problem {
 		err = errors.New("the value is empty or cannot be a header")
 	}
 	if err != nil {
-		c.cause = err
 		return refusal(http.StatusServiceUnavailable, "credentials-not-available", "The tool's credential is not available", actRetryLater,
 			"The key %q of the Secret %q in the namespace %q cannot be used as the tool's credential. Nothing was sent. The tool's owner must look at it: "+
 				"the Secret must exist, carry the label that allows this use, and be readable for Holdfast.",
-			cred.SecretKey, cred.SecretName, tool.Namespace).deny(10 * time.Second)
+			cred.SecretKey, cred.SecretName, tool.Namespace).deny(10 * time.Second), err
 	}
 	t.header.Set(cred.Header, value)
-	return nil
+	return nil, nil
 }
 
 // admit asks the guard, and waits for a call of the same intent that is in flight, if the tool wants it so.

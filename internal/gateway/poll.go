@@ -37,6 +37,7 @@ type intentDocument struct {
 	Created           time.Time           `json:"created"`
 	Changed           time.Time           `json:"changed"`
 	Attempts          []guard.AttemptView `json:"attempts"`
+	Checks            *guard.ChecksView   `json:"checks,omitempty"`
 	Hold              *holdDocument       `json:"hold,omitempty"`
 	RetryAfter        int                 `json:"retry_after,omitempty"`
 }
@@ -91,7 +92,7 @@ func (c *call) answerPoll(tool *policy.Tool) *problem {
 			first = a.Intent.State
 		}
 		left := time.Until(until)
-		if a.Intent.State != first || first != guard.InFlight && first != guard.Held || left <= 0 {
+		if a.Intent.State != first || !undecided(first) || left <= 0 {
 			c.note(a)
 			return c.show(a)
 		}
@@ -108,6 +109,11 @@ func (c *call) answerPoll(tool *policy.Tool) *problem {
 		}
 		pause = min(pause*2, waitMost)
 	}
+}
+
+// undecided says whether somebody waits for the next state.
+func undecided(s guard.State) bool {
+	return s == guard.InFlight || s == guard.Pending || s == guard.Held
 }
 
 // pollWait reads ?wait=30s or ?wait=30.
@@ -142,7 +148,7 @@ func (c *call) show(a guard.Answer) *problem {
 		IntentID: v.IntentID, Tool: v.Tool, State: v.State, Verdict: a.Verdict, Reason: string(a.Reason),
 		Scope: scopeTexts(v.Scope), Lineage: string(v.Lineage), Amount: v.Amount, Recipient: v.Recipient, Fingerprint: v.Fingerprint,
 		ProviderReference: v.ProviderReference, RefundOwed: v.RefundOwed, Disputed: v.Disputed, SettledAs: v.SettledAs,
-		Created: v.Created, Changed: v.Changed, Attempts: v.Attempts, RetryAfter: seconds(a.RetryAfter),
+		Created: v.Created, Changed: v.Changed, Attempts: v.Attempts, Checks: v.Checks, RetryAfter: seconds(a.RetryAfter),
 	}
 	if doc.Attempts == nil {
 		doc.Attempts = []guard.AttemptView{}

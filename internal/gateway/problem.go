@@ -157,6 +157,11 @@ func fromGuard(a guard.Answer, who access.Caller) *problem {
 			return set(http.StatusConflict, "in-flight", "The next attempt must wait", actRetryLater, fmt.Sprintf(
 				"The last attempt moved nothing. Send the same request with the same intent ID again after %d seconds; do not use a new intent ID.", max(p.RetryAfter, 1)))
 		}
+		if a.Reason == guard.ReasonPending {
+			return set(http.StatusConflict, "in-flight", "The payment is being processed", actPoll,
+				"The payment was accepted and is not final: the provider is asked how it ends. Do not pay it again, not under another intent ID and not in another way, "+
+					"and do not report it as done or as failed."+ask)
+		}
 		return set(http.StatusConflict, "in-flight", "The payment is in progress", actPoll,
 			"This payment is being made right now by an earlier call. Do not pay it in another way and do not use a new intent ID: "+
 				"wait, then send the same request again to get its answer."+ask)
@@ -205,7 +210,11 @@ func fromGuard(a guard.Answer, who access.Caller) *problem {
 				nothingPaid(v)+": "+lastDetail(v)+". It was not sent again in time, so this intent is closed and will not be sent any more. "+
 					"If the payment is still wanted, make it as a new one, with a new intent ID."+ask)
 		}
-		return set(http.StatusBadGateway, "upstream-unreachable", "The upstream could not be reached", actNewIntent,
+		kind, title := "upstream-unreachable", "The upstream could not be reached"
+		if v.Checks != nil {
+			kind, title = "not-paid", "Nothing was paid"
+		}
+		return set(http.StatusBadGateway, kind, title, actNewIntent,
 			nothingPaid(v)+": "+lastDetail(v)+". All attempts of this intent are used up. If the payment is still wanted, use a new intent ID."+ask)
 	}
 	return set(http.StatusForbidden, "denied", "The call is denied", actStop, "Nothing was sent.")
@@ -267,7 +276,7 @@ func holdDetail(a guard.Answer, p *problem, ask string) string {
 	switch a.Reason {
 	case guard.OutcomeUnknown:
 		return "The payment may have happened, and nobody knows how it ended. Do not pay it again, not under another intent ID and not in another way, " +
-			"and do not report it as failed." + hold + "Until then the same request gets this answer." + ask
+			"and do not report it as failed." + beingAsked(a.Intent) + hold + "Until then the same request gets this answer." + ask
 	case guard.ExactMatch:
 		why = "The very same payment was made before under another intent ID."
 	case guard.KeyExpired:
@@ -285,6 +294,14 @@ func holdDetail(a guard.Answer, p *problem, ask string) string {
 	return why + " This payment was not sent. Do not repeat it under new intent IDs. " + earlier +
 		"If it is for something else, name it by a narrower scope that was not paid yet." + hold +
 		"After a release, the same request with the same intent ID is sent once." + ask
+}
+
+// beingAsked says that the provider may decide before a person does.
+func beingAsked(v guard.View) string {
+	if v.Checks == nil || v.Checks.Next.IsZero() {
+		return ""
+	}
+	return " The provider is being asked how it ended: its answer may decide before a person does."
 }
 
 func reasonTexts(reasons []guard.Reason) string {

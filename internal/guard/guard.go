@@ -12,6 +12,7 @@ package guard
 
 import (
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/holdfast-dev/holdfast/internal/intent"
@@ -316,6 +317,30 @@ type View struct {
 	HoldCount int
 	// Checks are what status checks have come to; nil: there were none.
 	Checks *ChecksView
+	// Refund is what is known of the one that is owed; nil: none is.
+	Refund *Refund
+}
+
+// Refund is money that was paid although it counted as not paid, or paid twice.
+type Refund struct {
+	Amount *intent.Money
+	// References are the provider's own names of the payments, the first one first.
+	References []string
+}
+
+// String says it in words.
+func (f *Refund) String() string {
+	what := "the amount of the intent"
+	if f.Amount != nil {
+		what = f.Amount.Display() + " " + f.Amount.Currency
+	}
+	switch len(f.References) {
+	case 0:
+		return what + "; the provider's references are not known"
+	case 1:
+		return what + "; provider reference " + f.References[0]
+	}
+	return what + "; provider references " + strings.Join(f.References, ", ")
 }
 
 // AttemptView is one attempt as it is shown.
@@ -363,4 +388,6 @@ type HoldView struct {
 	Decision Decision
 	By       string
 	At       time.Time
+	// Refund is what is known of the one that is owed, on the newest hold; nil: none is.
+	Refund *Refund
 }

@@ -10,6 +10,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -480,6 +481,26 @@ func clip(s string) string {
 	return s
 }
 
+// refund is what is known of a refund that is owed; nil: none is.
+func (r *record) refund() *Refund {
+	if !r.RefundOwed {
+		return nil
+	}
+	out := &Refund{Amount: r.Amount}
+	add := func(reference string) {
+		if reference != "" && !slices.Contains(out.References, reference) {
+			out.References = append(out.References, reference)
+		}
+	}
+	add(r.ProviderReference)
+	for i := range r.Attempts {
+		if a := &r.Attempts[i]; a.Outcome == AttemptSucceeded {
+			add(a.Reference)
+		}
+	}
+	return out
+}
+
 func (h *hold) view(r *record, epoch string) HoldView {
 	v := HoldView{
 		HoldID:  HoldID{Key: r.id(), Number: h.Number, Epoch: epoch, Nonce: h.Nonce},
@@ -487,6 +508,9 @@ func (h *hold) view(r *record, epoch string) HoldView {
 		Reasons: h.Reasons, Matches: h.Matches, MatchCount: h.MatchCount,
 		WaitingUntil: h.WaitingUntil, Cause: h.Cause, Effect: h.Effect,
 		Decision: h.Decision, By: h.By, At: h.At,
+	}
+	if h.Number == r.Hold {
+		v.Refund = r.refund()
 	}
 	switch {
 	case h.End != "":
@@ -504,7 +528,7 @@ func (r *record) view(epoch string) View {
 		Key: r.id(), CallerUID: r.CallerUID, Exists: true, State: r.State, Scope: r.Scope, Lineage: r.Lineage,
 		Amount: r.Amount, Recipient: r.Recipient, Fingerprint: r.Fingerprint,
 		ProviderKey: r.ProviderKey, ProviderReference: r.ProviderReference, RefundOwed: r.RefundOwed, Disputed: r.Disputed,
-		SettledAs: r.SettledAs, Created: r.Created, Changed: r.Changed, HoldCount: r.Hold, Checks: r.checksView(),
+		SettledAs: r.SettledAs, Created: r.Created, Changed: r.Changed, HoldCount: r.Hold, Checks: r.checksView(), Refund: r.refund(),
 	}
 	for i := range r.Attempts {
 		a := &r.Attempts[i]

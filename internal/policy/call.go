@@ -78,11 +78,11 @@ var callFields = map[string]callField{
 	"agent":   text(func(c *call) string { return c.agent }),
 }
 
-// celTypes knows the types of call and response and how decoded values become CEL values.
+// celTypes knows the types of call, response and intent, and how decoded values become CEL values.
 type celTypes struct{ *types.Registry }
 
 func (t celTypes) FindStructType(name string) (*types.Type, bool) {
-	if name == callTypeName || name == responseTypeName {
+	if name == callTypeName || name == responseTypeName || name == intentTypeName {
 		return types.NewTypeTypeWithParam(types.NewObjectType(name)), true
 	}
 	return nil, false
@@ -94,6 +94,8 @@ func (t celTypes) FindStructFieldNames(name string) ([]string, bool) {
 		return slices.Sorted(maps.Keys(callFields)), true
 	case responseTypeName:
 		return slices.Sorted(maps.Keys(responseFields)), true
+	case intentTypeName:
+		return slices.Sorted(maps.Keys(intentFields)), true
 	}
 	return nil, false
 }
@@ -101,6 +103,9 @@ func (t celTypes) FindStructFieldNames(name string) ([]string, bool) {
 func (t celTypes) FindStructFieldType(name, field string) (*types.FieldType, bool) {
 	if name == responseTypeName {
 		return responseField(field)
+	}
+	if name == intentTypeName {
+		return intentField(field)
 	}
 	f, ok := callFields[field]
 	if name != callTypeName || !ok {

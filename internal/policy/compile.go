@@ -265,6 +265,8 @@ func (t *Tool) compileReadOnly(spec *v1alpha1.AgentToolSpec) error {
 		return specError("spec.idempotency", "a ReadOnly tool has no intents: remove it")
 	case spec.Outcomes != nil:
 		return specError("spec.outcomes", "a ReadOnly tool has no intents: remove it")
+	case spec.UnknownOutcome != "" || spec.StatusCheck != nil:
+		return specError("spec.unknownOutcome", "a ReadOnly tool has no intents: remove it, and statusCheck")
 	case spec.RetryBudget != nil:
 		return specError("spec.retryBudget", "a ReadOnly tool has no intents: remove it")
 	case spec.Concurrency != nil:
@@ -313,6 +315,9 @@ func (t *Tool) compileMutating(spec *v1alpha1.AgentToolSpec) error {
 		return err
 	}
 	if err := t.compileRateLimit(spec.RateLimit); err != nil {
+		return err
+	}
+	if err := t.compileUnknown(spec); err != nil {
 		return err
 	}
 	return t.compileIdentity(spec.Identity)

@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -102,8 +103,8 @@ var environment = sync.OnceValues(func() (*cel.Env, error) {
 	return newEnvironment(cel.Variable("call", cel.ObjectType(callTypeName)))
 })
 
-// newEnvironment knows the functions of all expressions, and one variable.
-func newEnvironment(variable cel.EnvOption) (*cel.Env, error) {
+// newEnvironment knows the functions of all expressions, and these variables.
+func newEnvironment(variables ...cel.EnvOption) (*cel.Env, error) {
 	registry, err := types.NewRegistry()
 	if err != nil {
 		return nil, err
@@ -128,10 +129,9 @@ func newEnvironment(variable cel.EnvOption) (*cel.Env, error) {
 		ext.Strings(ext.StringsVersion(4)),
 		cel.EagerlyValidateDeclarations(true),
 		cel.ParserExpressionSizeLimit(maxExpression),
-		variable,
 		cel.Function("path", pathOverloads...),
 	}
-	return cel.NewCustomEnv(append(options, numberFunctions()...)...)
+	return cel.NewCustomEnv(slices.Concat(options, variables, numberFunctions())...)
 }
 
 // missingType is the type of the error by which CEL says that a key or an index is

@@ -39,6 +39,8 @@ type Tool struct {
 	MaxBodyBytes int64
 	Guard        guard.Policy
 
+	// Check is how the provider is asked about an unknown outcome; nil: it is not.
+	Check *StatusCheck
 	// Retry is nil if the gateway tries once a call.
 	Retry *Retry
 

@@ -94,6 +94,12 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: retryBudget
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.RetryBudget
+    - name: statusCheck
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.StatusCheck
+    - name: unknownOutcome
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.UnknownOutcome
     - name: upstream
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.ToolUpstream
@@ -147,6 +153,33 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: requests
       type:
         scalar: numeric
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.CheckAnswerExpression
+  scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.CheckBackoff
+  map:
+    fields:
+    - name: factor
+      type:
+        scalar: numeric
+    - name: initial
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Duration
+    - name: max
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Duration
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.CheckExpression
+  scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.CheckFinality
+  scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.CheckParameter
+  map:
+    fields:
+    - name: name
+      type:
+        scalar: string
+    - name: value
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.CheckExpression
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.ClientTLS
   map:
     fields:
@@ -827,6 +860,38 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: secretRef
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.SecretReference
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.StatusCheck
+  map:
+    fields:
+    - name: backoff
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.CheckBackoff
+    - name: deadline
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Duration
+    - name: finality
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.CheckFinality
+    - name: outcome
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.CheckAnswerExpression
+    - name: path
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.CheckExpression
+    - name: providerReference
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.CheckAnswerExpression
+    - name: query
+      type:
+        list:
+          elementType:
+            namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.CheckParameter
+          elementRelationship: associative
+          keys:
+          - name
+    - name: timeout
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Duration
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.StoreDurability
   map:
     fields:
@@ -913,6 +978,8 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: http
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.HTTPUpstream
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.UnknownOutcome
+  scalar: string
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.UpstreamCredentials
   map:
     fields:

@@ -40,6 +40,11 @@ type AgentToolSpecApplyConfiguration struct {
 	// rateLimit bounds how often the tool is called, through all gateways together. Only for a Mutating tool; when absent, callers call
 	// as often as they like.
 	RateLimit *RateLimitSpecApplyConfiguration `json:"rateLimit,omitempty"`
+	// unknownOutcome says who decides about an attempt whose outcome is unknown: Hold, a person; or StatusCheck, the provider is asked first,
+	// as statusCheck says. Effective value when absent: Hold. Only for a Mutating tool.
+	UnknownOutcome *apiv1alpha1.UnknownOutcome `json:"unknownOutcome,omitempty"`
+	// statusCheck says how the provider is asked. Only with unknownOutcome StatusCheck.
+	StatusCheck *StatusCheckApplyConfiguration `json:"statusCheck,omitempty"`
 }
 
 // AgentToolSpecApplyConfiguration constructs a declarative configuration of the AgentToolSpec type for use with
@@ -138,5 +143,21 @@ func (b *AgentToolSpecApplyConfiguration) WithConcurrency(value *ConcurrencySpec
 // If called multiple times, the RateLimit field is set to the value of the last call.
 func (b *AgentToolSpecApplyConfiguration) WithRateLimit(value *RateLimitSpecApplyConfiguration) *AgentToolSpecApplyConfiguration {
 	b.RateLimit = value
+	return b
+}
+
+// WithUnknownOutcome sets the UnknownOutcome field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the UnknownOutcome field is set to the value of the last call.
+func (b *AgentToolSpecApplyConfiguration) WithUnknownOutcome(value apiv1alpha1.UnknownOutcome) *AgentToolSpecApplyConfiguration {
+	b.UnknownOutcome = &value
+	return b
+}
+
+// WithStatusCheck sets the StatusCheck field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the StatusCheck field is set to the value of the last call.
+func (b *AgentToolSpecApplyConfiguration) WithStatusCheck(value *StatusCheckApplyConfiguration) *AgentToolSpecApplyConfiguration {
+	b.StatusCheck = value
 	return b
 }

@@ -24,7 +24,7 @@ type PaymentHoldStatusApplyConfiguration struct {
 	Effect *string `json:"effect,omitempty"`
 	// cause says why the intent is held again. Present when an earlier hold of the record did not end it.
 	Cause *string `json:"cause,omitempty"`
-	// conditions are Held and Resolved.
+	// conditions are Held and Resolved, and RefundOwed only once it is true.
 	Conditions []metav1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 }
 
