@@ -118,6 +118,7 @@ func TestSimulatorFindsWhatIsTakenOut(t *testing.T) {
 		{m: noDeadline}, {m: noGrace}, {m: noWatch}, {m: noWaiting}, {m: earlyMarkFailed}, {m: noHoldNumber},
 		{m: noFence}, {m: noJoin}, {m: sweepRetries}, {m: sweepForgets}, {m: coversEverything}, {m: everyHoldFreezes},
 		{m: noLaterProbes}, {m: unknownIsFree}, {m: rejectedIsFree}, {m: jumpIgnored}, {m: lostIsNew}, {m: importForgets}, {m: noBudget}, {m: slotsStay},
+		{m: oneCheckIsEnough}, {m: checksAtOnce}, {m: absenceCounts},
 	}
 	if testing.Short() {
 		bugs = []bug{{rule: claimAfterSend}, {m: coversEverything}, {m: noLaterProbes}}

@@ -4,6 +4,9 @@
 // it. The judge is the provider's ledger; what the guard says is checked against
 // it and never the other way round.
 //
+// In some worlds the provider can be asked what became of a payment. Its answers lag
+// behind its ledger, and for once they are stale: for less than a grace.
+//
 // In some worlds the store's clock jumps for a while, or the store loses its memory:
 // wholly, or what came after some moment. Then an operator accepts that, and imports
 // what the hold objects show.
@@ -91,6 +94,7 @@ type process struct {
 type message struct {
 	in       *simIntent
 	attempt  int
+	key      string          // that the provider received
 	rseq     uint64          // the judge's sequence of its Reserve
 	out      time.Time       // the store's time of its Reserve
 	covers   uint64          // releases of its intent had been shown everything up to here
@@ -112,6 +116,8 @@ type simIntent struct {
 	acked   string
 	objects []*object
 	said    Decision // the last that somebody said in the end
+	// stale: until then look-ups miss what was paid. That happens once.
+	stale time.Duration
 }
 
 type object struct {
@@ -151,16 +157,19 @@ type world struct {
 	tries  int  // how many attempts an intent has, by a retry budget; 0: there is none
 	ending bool // nothing is slow any more either
 	errs   bool // people make mistakes
-	bolt   *bolt.Store
-	id     store.Identity
-	procs  []*process
-	ins    []*simIntent
-	byKey  map[string]*simIntent
-	net    []*message
-	ledger []commit
-	late   []func() // writes given up for lost that land later
-	nonces int
-	opens  int // how many files the store has had
+	checks bool // the provider can be asked
+	// unbounded: what was accepted may be paid at any time, and the tool says so.
+	unbounded bool
+	bolt      *bolt.Store
+	id        store.Identity
+	procs     []*process
+	ins       []*simIntent
+	byKey     map[string]*simIntent
+	net       []*message
+	ledger    []commit
+	late      []func() // writes given up for lost that land later
+	nonces    int
+	opens     int // how many files the store has had
 
 	current  *actor
 	engineOf map[*Ticket]*Engine
@@ -846,6 +855,9 @@ func (w *world) deliver(m *message) {
 		m.answer = &Result{Outcome: AttemptPending, Response: &Response{Status: 202}}
 		if w.rng.IntN(2) == 0 {
 			m.commits, m.commitAt = true, soonish()
+			if w.unbounded {
+				m.commitAt = w.t + time.Duration(w.rng.Int64N(int64(9*time.Minute)))
+			}
 		}
 	case 8: // says nothing, does nothing
 	}
@@ -946,6 +958,7 @@ func (w *world) send(p *process, in *simIntent, n int, t *Ticket) *message {
 		if !t.lenient { // else nobody tells the kernel either
 			m.deadline = w.t + t.deadline.Boot - t.clock.Now().Boot
 		}
+		m.key = t.ProviderKey
 		m.final = m.deadline + simMargin + simGrace + simSettleAfter
 		r := w.rseq[in.call.Key.String()][n]
 		m.rseq, m.covers, m.out = r[0], r[1], w.out[in.call.Key.String()]
@@ -976,7 +989,7 @@ func (w *world) await(p *process, t *Ticket, m *message, who string, in *simInte
 		w.send(p, in, t.Attempt, t)
 	}
 	a, written := w.finish(p, t, res, who, in)
-	if written && res.Outcome == AttemptPending && m.commits {
+	if written && res.Outcome == AttemptPending && m.commits && (!w.checks || w.unbounded) {
 		// What is known to be accepted may take longer than settleAfter.
 		m.commitAt = w.t + time.Duration(w.rng.Int64N(int64(9*time.Minute)))
 	}
@@ -994,6 +1007,49 @@ func (w *world) finish(p *process, t *Ticket, res Result, who string, in *simInt
 	w.logf("%s: settles %s: %s %s %s", who, res.Outcome, a.Verdict, a.Reason, a.Hold)
 	w.tellsSuccess(in, a, who)
 	return a, a.Hold != "" || a.Verdict != UnknownHold
+}
+
+// check does what the sweep has found: it asks the provider.
+func (w *world) check(p *process) {
+	engine := p.engine
+	for _, k := range engine.DueChecks() {
+		c, err := engine.BeginCheck(context.Background(), k)
+		w.bug(err)
+		if err != nil || c == nil {
+			continue
+		}
+		w.stall()
+		res := w.lookUp(c)
+		w.logf("p%d asks about %s(attempt %d): %s", p.id, k.IntentID, c.Attempt, res.Outcome)
+		w.stall()
+		w.bug(engine.EndCheck(context.Background(), c, res))
+	}
+}
+
+// lookUp is the provider's answer about a key. It never denies what has been visible,
+// but for one short time.
+func (w *world) lookUp(c *Check) CheckResult {
+	in := w.byKey[c.Key.String()]
+	if w.chance(15) {
+		return CheckResult{Outcome: AttemptUnknown, Status: 500}
+	}
+	for _, paid := range w.ledger {
+		if paid.m.key != c.ProviderKey || w.t < paid.m.final && w.rng.IntN(4) > 0 {
+			continue
+		}
+		if in.stale == 0 && !w.ending && w.t >= paid.m.final && w.rng.IntN(2) == 0 {
+			in.stale = w.t + time.Duration(w.rng.Int64N(int64(simGrace)))
+		}
+		if w.t < in.stale {
+			break
+		}
+		id := fmt.Sprintf("payment-%d", paid.number)
+		return CheckResult{Outcome: AttemptSucceeded, ProviderReference: id, Response: &Response{Status: 200, Body: []byte(id)}}
+	}
+	if w.working(in) && w.rng.IntN(2) == 0 {
+		return CheckResult{Outcome: AttemptPending}
+	}
+	return CheckResult{Outcome: AttemptFailed}
 }
 
 // sync is the controller's look at the holds: objects are made and their state shown.
@@ -1301,6 +1357,12 @@ func (w *world) policy() Policy {
 	if w.tries > 0 {
 		p.Retry = &RetryBudget{Attempts: w.tries, Initial: 500 * time.Millisecond, Factor: 3, Max: 5 * time.Second}
 	}
+	if w.checks {
+		p.Check = &CheckPolicy{
+			Upstream: "u", Timeout: simTimeout, Initial: 500 * time.Millisecond, Max: 5 * time.Second, Factor: 2,
+			Deadline: 2 * time.Minute, Unbounded: w.unbounded,
+		}
+	}
 	if w.limits != nil {
 		p.MaxInFlight, p.MaxInFlightPerScope = w.limits.IntN(4), w.limits.IntN(3)
 		if w.limits.IntN(2) == 0 {
@@ -1347,6 +1409,8 @@ func newWorld(seed uint64, rule worldRule, m mutation, dir string, tracing bool)
 	w.makeIntents()
 	w.jumps, w.loss.loses = w.rng.IntN(4) == 0, w.rng.IntN(4) == 0
 	w.errs = w.rng.IntN(5) == 0
+	w.checks = w.rng.IntN(2) == 0
+	w.unbounded = w.checks && w.rng.IntN(3) == 0
 	w.window = 400 * time.Hour
 	if w.short = w.rng.IntN(3) == 0; w.short {
 		w.window = 3 * time.Minute
@@ -1505,7 +1569,10 @@ func (w *world) one() {
 		d := []time.Duration{50 * time.Millisecond, 300 * time.Millisecond, time.Second, simLease, simFinal}[w.rng.IntN(5)]
 		w.pass(time.Duration(w.rng.Int64N(int64(d)) + 1))
 	case roll < 80 && alive:
-		w.start(p, fmt.Sprintf("p%d sweep", p.id), func() { w.bug(p.engine.Sweep(context.Background())) })
+		w.start(p, fmt.Sprintf("p%d sweep", p.id), func() {
+			w.bug(p.engine.Sweep(context.Background()))
+			w.check(p)
+		})
 	case roll < 85 && alive:
 		w.start(p, fmt.Sprintf("p%d sync", p.id), func() { w.sync(p) })
 	case roll < 89 && alive:
@@ -1599,7 +1666,12 @@ func (w *world) landLate(round int) {
 // round is a minute in which everybody does what is theirs: sweep, show, decide, take, call.
 func (w *world) round(round int) {
 	p := w.procs[0]
-	sweep := func() { w.start(p, "sweep", func() { w.bug(p.engine.Sweep(context.Background())) }) }
+	sweep := func() {
+		w.start(p, "sweep", func() {
+			w.bug(p.engine.Sweep(context.Background()))
+			w.check(p)
+		})
+	}
 	for range 4 {
 		w.acceptClocks()
 		w.pass(time.Duration(w.rng.Int64N(int64(simFinal)) + 1))
@@ -1770,7 +1842,7 @@ func (w *world) called(in *simIntent, r *record) bool {
 	if w.mutation == jumpIgnored {
 		return false // leases that were made by a wrong clock end late; it is the money that is looked for
 	}
-	return r.State == InFlight || r.State == Held && r.Current.Waiting || r.State == Held
+	return r.State == InFlight || r.State == Pending || r.State == Held
 }
 
 func (w *world) path() string {
