@@ -83,6 +83,7 @@ func (e *Engine) step(r *record, now time.Time) *pending {
 			return nil // a check is due
 		}
 		p.on, p.to = onDeadline, r.clone()
+		p.to.Checks.Next = time.Time{}
 		p.to.hold(&hold{Reasons: []Reason{OutcomeUnknown}, Cause: r.Checks.overdue()}, p.nonce, now)
 	case Released:
 		p.on, p.to = onUnused, r.clone()
