@@ -63,23 +63,28 @@ func (c *Checker) Start(ctx context.Context) error {
 	tick := time.NewTicker(checkTick)
 	defer tick.Stop()
 	for {
-		for _, served := range c.engines() {
-			for _, key := range served.Engine.DueChecks() {
-				select {
-				case c.places <- struct{}{}:
-					c.making.Go(func() {
-						defer func() { <-c.places }()
-						c.one(context.WithoutCancel(ctx), served, key)
-					})
-				case <-ctx.Done():
-					return nil
-				}
-			}
-		}
+		c.pass(ctx)
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
+		}
+	}
+}
+
+// pass begins all checks that are due.
+func (c *Checker) pass(ctx context.Context) {
+	for _, served := range c.engines() {
+		for _, key := range served.Engine.DueChecks() {
+			select {
+			case c.places <- struct{}{}:
+				c.making.Go(func() {
+					defer func() { <-c.places }()
+					c.one(context.WithoutCancel(ctx), served, key)
+				})
+			case <-ctx.Done():
+				return // the next sweep, here or elsewhere, finds what is left
+			}
 		}
 	}
 }

@@ -68,6 +68,7 @@ func (p *Provider) Reset() error {
 	p.requests = map[string]int{}
 	p.received = nil
 	p.inFlight.Most = p.inFlight.Now
+	clear(p.accepted)
 	maps.DeleteFunc(p.claims, func(_ string, c *claim) bool { return c.never })
 	return nil
 }

@@ -234,6 +234,7 @@ func (p *Provider) accept(mine *claim, e Entry, fault chosen) *Entry {
 		mine.accepted, mine.never = true, fault.never
 		p.mu.Unlock()
 	}
+	p.promise(e)
 	if !fault.never {
 		go p.commitLater(mine, e, fault.wait)
 	}

@@ -78,12 +78,14 @@ type Provider struct {
 	window     time.Duration
 	visibility time.Duration
 	claims     map[string]*claim
-	plan       []Fault
-	held       []*waiting
-	requests   map[string]int
-	inFlight   InFlight
-	received   []*Received
-	server     *http.Server
+	// accepted are payments that were answered with a 202, by key and by id.
+	accepted map[string]Entry
+	plan     []Fault
+	held     []*waiting
+	requests map[string]int
+	inFlight InFlight
+	received []*Received
+	server   *http.Server
 }
 
 // New makes a provider whose ledger lives in memory.
@@ -128,12 +130,15 @@ func build(o Options, l *ledger) *Provider {
 		window:     o.Window,
 		visibility: o.Visibility,
 		claims:     map[string]*claim{},
+		accepted:   map[string]Entry{},
 		requests:   map[string]int{},
 	}
 	p.routes.HandleFunc("POST "+pathCharges, p.pay(Charge))
 	p.routes.HandleFunc("POST "+pathRefunds, p.pay(Refund))
 	p.routes.HandleFunc("GET "+pathCharges, p.lookUp(Charge))
 	p.routes.HandleFunc("GET "+pathRefunds, p.lookUp(Refund))
+	p.routes.HandleFunc("GET "+pathCharges+"/{name}", p.status(Charge))
+	p.routes.HandleFunc("GET "+pathRefunds+"/{name}", p.status(Refund))
 	p.control()
 	return p
 }
