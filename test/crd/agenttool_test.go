@@ -45,6 +45,16 @@ spec:
     ratio: {percent: 20, minPerSecond: 3}
   concurrency: {maxInFlight: 10, perScope: 1, queue: {max: 100, timeout: 5s}}
   rateLimit: {requests: 100, per: 1m, burst: 20, perCaller: {requests: 10, per: 1m, burst: 2}}
+  unknownOutcome: StatusCheck
+  statusCheck:
+    path: path("refunds", intent.key)
+    query: [{name: order, value: 'intent.scope[0]'}]
+    outcome: 'response.status == 404 ? "Failed" : "Succeeded"'
+    providerReference: response.body.id
+    finality: SettleAfter
+    timeout: 5s
+    backoff: {initial: 1s, factor: 2, max: 1m}
+    deadline: 24h
 `)
 	const (
 		http     = "spec.upstream.http."
@@ -52,6 +62,7 @@ spec:
 		idem     = "spec.idempotency."
 		slots    = "spec.concurrency."
 		rates    = "spec.rateLimit."
+		check    = "spec.statusCheck."
 	)
 	url := func(value string) []change { return []change{set(http+"url", value)} }
 	onlyKey := func(path string, value any) []change {
@@ -68,7 +79,7 @@ spec:
 	const badStatus, failed, retryable = "should match", "a status alone says Failed only where it is 4xx", "a status says Retryable only where it is 4xx, or 503"
 	creating(t, strict(), valid, []tableCase{
 		{"only what is required", []change{
-			remove("spec.outcomes"), remove("spec.retryBudget"),
+			remove("spec.outcomes"), remove("spec.retryBudget"), remove("spec.unknownOutcome"), remove("spec.statusCheck"),
 			remove("spec.description"), remove(http + "suffixes"), remove(http + "timeout"), remove(http + "requestHeaders"), remove(http + "credentialsFrom"),
 			remove(identity + "lineage"), remove(identity + "amount"), remove(identity + "recipient"), remove(identity + "volatile"), remove(identity + "addresses"),
 			remove(idem + "ttl"), remove(idem + "inFlight"), remove(idem + "record"),
@@ -105,6 +116,20 @@ spec:
 		{"percent 0", []change{set("spec.retryBudget.ratio.percent", int64(0))}, ""},
 		{"percent 101", []change{set("spec.retryBudget.ratio.percent", int64(101))}, "less than or equal to 100"},
 		{"no least", []change{set("spec.retryBudget.ratio.minPerSecond", int64(0))}, "greater than or equal to 1"},
+		{"a person decides", []change{set("spec.unknownOutcome", "Hold"), remove("spec.statusCheck")}, ""},
+		{"a status check that nobody makes", []change{remove("spec.unknownOutcome")}, "come together"},
+		{"no status check", []change{remove("spec.statusCheck")}, "come together"},
+		{"Resume", []change{set("spec.unknownOutcome", "Resume")}, `Unsupported value: "Resume"`},
+		{"only what a status check needs", []change{
+			remove(check + "path"), remove(check + "query"), remove(check + "providerReference"), remove(check + "timeout"), remove(check + "backoff"), remove(check + "deadline")}, ""},
+		{"no outcome of a status check", []change{remove(check + "outcome")}, "outcome: Required value"},
+		{"no finality", []change{remove(check + "finality")}, "finality: Required value"},
+		{"a finality that does not exist", []change{set(check+"finality", "Never")}, `Unsupported value: "Never"`},
+		{"a parameter twice", []change{set(check+"query", []any{map[string]any{"name": "a", "value": "intent.key"}, map[string]any{"name": "a", "value": "intent.id"}})}, "Duplicate value"},
+		{"a parameter's name with a blank", []change{set(check+"query", []any{map[string]any{"name": "a b", "value": "intent.key"}})}, "should match"},
+		{"a check too long", []change{set(check+"timeout", "2m")}, "timeout must be between 100ms and 1m"},
+		{"a deadline too short", []change{set(check+"deadline", "10ms")}, "deadline must be between 1s and 720h"},
+		{"max less than initial of a check", []change{set(check+"backoff.max", "100ms")}, "max must not be less than initial"},
 		{"name of 63 characters", []change{set("metadata.name", letters(63))}, ""},
 		{"name of 64 characters", []change{set("metadata.name", letters(64))}, "the name of an AgentTool has at most 63 characters"},
 		{"no spec", []change{remove("spec")}, "spec: Required value"},
@@ -268,6 +293,7 @@ spec:
 		{"an identity", []change{set("spec.identity", map[string]any{"intentID": []any{"call.session"}, "scope": []any{"path(1)"}})}, "a ReadOnly tool has no intents"},
 		{"outcomes", []change{set("spec.outcomes", []any{map[string]any{"status": "402", "outcome": "Failed"}})}, "a ReadOnly tool has no intents"},
 		{"a retry budget", []change{set("spec.retryBudget", map[string]any{})}, "a ReadOnly tool has no intents"},
+		{"an unknown outcome", []change{set("spec.unknownOutcome", "Hold")}, "a ReadOnly tool has no intents"},
 		{"idempotency", []change{set("spec.idempotency.key.header", "Idempotency-Key")}, "a ReadOnly tool has no intents"},
 		{"slots", []change{set("spec.concurrency.maxInFlight", int64(1))}, "a ReadOnly tool has none"},
 		{"a rate", []change{set("spec.rateLimit.perCaller", map[string]any{"requests": int64(1), "per": "1s"})}, "a ReadOnly tool has none"},
