@@ -15,9 +15,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 	"github.com/holdfast-dev/holdfast/internal/guard"
+	"github.com/holdfast-dev/holdfast/internal/store"
 )
 
 // reconcileHold visits one object again, by hand.
@@ -532,7 +534,7 @@ func TestRefundOwedIsTold(t *testing.T) {
 	w.shown(name, v1alpha1.HoldHeld)
 	must(t, w.resolve(name, v1alpha1.HoldResolution{Decision: v1alpha1.DecisionReject}))
 	w.shown(name, v1alpha1.HoldResolved)
-	_, err = e.Settle(w.ctx, ticket, guard.Result{Outcome: guard.AttemptSucceeded, Response: &guard.Response{Status: 200}})
+	_, err = e.Settle(w.ctx, ticket, guard.Result{Outcome: guard.AttemptSucceeded, ProviderReference: "re_late", Response: &guard.Response{Status: 200}})
 	must(t, err)
 	eventually(t, func() error {
 		var list eventsv1.EventList
@@ -546,5 +548,54 @@ func TestRefundOwedIsTold(t *testing.T) {
 		}
 		return fmt.Errorf("no event tells that a refund is owed among %d", len(list.Items))
 	})
+	owed := func() error {
+		var o v1alpha1.PaymentHold
+		if err := w.get(name, &o); err != nil {
+			return err
+		}
+		if c := find(o.Status.Conditions, v1alpha1.ConditionRefundOwed); c == nil || c.Status != metav1.ConditionTrue || !strings.Contains(c.Message, "10.00 USD; provider reference re_late") {
+			return fmt.Errorf("the hold's conditions are %s", asJSON(o.Status.Conditions))
+		}
+		return nil
+	}
+	eventually(t, owed)
 	w.shown(name, v1alpha1.HoldResolved)
+	p.reconcileHold(w, name)
+	must(t, owed())
+}
+
+// What another process has learnt is found in turn, by looking at holds that are over.
+func TestHoldsThatAreOverAreLookedAtAgain(t *testing.T) {
+	hold := func(name string, state v1alpha1.HoldState, epoch string) v1alpha1.PaymentHold {
+		return v1alpha1.PaymentHold{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
+			Spec:       v1alpha1.PaymentHoldSpec{Record: v1alpha1.HoldRecord{Epoch: epoch}},
+			Status:     v1alpha1.PaymentHoldStatus{State: state},
+		}
+	}
+	w := NewWorklist(nil, nil, nil, nil, nil)
+	w.look = make(chan event.GenericEvent, 100)
+	served := guard.Served{Namespace: "ns", Engine: guard.New(nil, store.Identity{Epoch: "e1"}, guard.Options{})}
+	holds := []v1alpha1.PaymentHold{hold("open", v1alpha1.HoldHeld, "e1"), hold("waiting", v1alpha1.HoldWaiting, "e1"), hold("lost", v1alpha1.HoldVoid, "e0")}
+	for i := range 2*againPerWalk + 1 {
+		holds = append(holds, hold(fmt.Sprint("over-", i), []v1alpha1.HoldState{v1alpha1.HoldResolved, v1alpha1.HoldVoid}[i%2], "e1"))
+	}
+	seen := map[string]int{}
+	for range 3 {
+		w.lookAgain(t.Context(), served, holds)
+		if n := len(w.look); n != againPerWalk {
+			t.Fatalf("%d in one walk", n)
+		}
+		for range againPerWalk {
+			seen[(<-w.look).Object.GetName()]++
+		}
+	}
+	for i := range 2*againPerWalk + 1 {
+		if name := fmt.Sprint("over-", i); seen[name] == 0 {
+			t.Errorf("%s was not looked at: %v", name, seen)
+		}
+	}
+	if seen["open"]+seen["waiting"]+seen["lost"] > 0 {
+		t.Errorf("others were: %v", seen)
+	}
 }

@@ -175,6 +175,13 @@ func (r *record) nextCheck() time.Time {
 	return r.Checks.Next
 }
 
+// checkDue says that the provider is to be asked now: also where the store's clock was set
+// back since that time was written.
+func (r *record) checkDue(now time.Time) bool {
+	at := r.nextCheck()
+	return !at.IsZero() && over(at, r.Policy.Check.Timeout+r.Policy.Check.Max, now)
+}
+
 // doubt forgets that it was said that nothing moved.
 func (r *record) doubt() {
 	if r.Checks != nil {
@@ -257,7 +264,7 @@ func (e *Engine) noteDue(r *record, now time.Time) {
 	if r == nil {
 		return
 	}
-	if at := r.nextCheck(); at.IsZero() || now.Before(at) {
+	if !r.checkDue(now) {
 		return
 	}
 	e.mu.Lock()
@@ -291,7 +298,7 @@ func (e *Engine) BeginCheck(ctx context.Context, k Key) (*Check, error) {
 		if r == nil {
 			return nil, nil
 		}
-		if at := r.nextCheck(); at.IsZero() || now.Before(at) {
+		if !r.checkDue(now) {
 			return nil, nil
 		}
 		a := r.attemptWith(r.Checks.Attempt, r.Checks.Nonce)

@@ -74,17 +74,20 @@ func (e *Engine) step(r *record, now time.Time) *pending {
 		p.to.Current.Waiting = false
 		return p
 	}
-	if at := r.due(e.o); at.IsZero() || now.Before(at) || e.jumped() != nil {
-		return nil // nothing ages by a clock that is wrong
-	}
-	switch r.State {
-	case Pending:
-		if now.Before(r.Checks.Until) {
-			return nil // a check is due
+	if r.State == Pending {
+		_, watch := r.waitOver()
+		if !over(r.Checks.Until, watch+r.Policy.Check.Deadline, now) || e.jumped() != nil {
+			return nil
 		}
 		p.on, p.to = onDeadline, r.clone()
 		p.to.Checks.Next = time.Time{}
 		p.to.hold(&hold{Reasons: []Reason{OutcomeUnknown}, Cause: r.Checks.overdue()}, p.nonce, now)
+		return p
+	}
+	if at := r.due(e.o); at.IsZero() || now.Before(at) || e.jumped() != nil {
+		return nil // nothing ages by a clock that is wrong
+	}
+	switch r.State {
 	case Released:
 		p.on, p.to = onUnused, r.clone()
 		h := &hold{Reasons: r.Current.Reasons, Cause: "the release was not used in time"}

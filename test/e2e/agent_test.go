@@ -220,6 +220,10 @@ type intentDocument struct {
 		ProviderReference string    `json:"providerReference"`
 		Detail            string    `json:"detail"`
 	} `json:"attempts"`
+	Checks *struct {
+		Made    int           `json:"made"`
+		Answers []checkAnswer `json:"answers"`
+	} `json:"checks"`
 	Hold *struct {
 		Name         string       `json:"name"`
 		State        string       `json:"state"`
@@ -230,6 +234,13 @@ type intentDocument struct {
 		WaitingUntil *time.Time   `json:"waiting_until"`
 		OwnMatches   []matchOfOwn `json:"own_matches"`
 	} `json:"hold"`
+}
+
+// checkAnswer is what a status check came to.
+type checkAnswer struct {
+	Outcome string `json:"outcome"`
+	Status  int    `json:"status"`
+	Detail  string `json:"detail"`
 }
 
 // get asks the gateway, as the agent.
