@@ -202,7 +202,7 @@ func TestManyCallsOfFewSlots(t *testing.T) {
 	var wg sync.WaitGroup
 	for n := range 150 {
 		wg.Go(func() {
-			got := r.do(ask{id: fmt.Sprint("k", n), caller: fmt.Sprint("agent", n%10), body: refundOf(fmt.Sprint(n), "1")})
+			got := r.do(ask{id: fmt.Sprint("k", n), caller: fmt.Sprint("agent", n%10), body: refundOf(fmt.Sprint(n), "1"), fault: "delay:10ms"})
 			if got.status != 201 {
 				t.Errorf("call %d got %+v", n, got)
 			}

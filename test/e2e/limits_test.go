@@ -270,7 +270,8 @@ var _ = Describe("The limits of a tool", func() {
 						return
 					}
 					c := w.payable(n)
-					c.at, c.token = w.among(i), tokens[i%len(tokens)]
+					// Long enough for the provider to see how many there are at once.
+					c.at, c.token, c.fault = w.among(i), tokens[i%len(tokens)], "delay:10ms"
 					for {
 						got := w.call(ctx, c)
 						if got.status == http.StatusCreated && got.verdict() == allow {
