@@ -98,7 +98,7 @@ func run(ctx context.Context) (err error) {
 		lasts += a.lasts
 	}
 	draw := exec.CommandContext(ctx, "go", "run", "-C", filepath.Join(root, "test", "prometheus"), "./picture",
-		"-for", (lasts + 5*time.Second).String(), "-out", filepath.Join(root, "docs", "dashboard.svg"), w.MetricsURL())
+		"-panels", "9", "-for", (lasts + 5*time.Second).String(), "-out", filepath.Join(root, "docs", "dashboard.svg"), w.MetricsURL())
 	draw.Stdout, draw.Stderr = os.Stdout, os.Stderr
 	if err := draw.Start(); err != nil {
 		return err
