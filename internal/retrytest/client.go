@@ -213,8 +213,8 @@ func die(ctx context.Context, w *wire, after time.Duration) (err error) {
 		return fmt.Errorf("the client did not send its request: %s", or(line, "it said nothing"))
 	}
 	status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus)
-	if !ok || !status.Signaled() || status.Signal() != syscall.SIGKILL {
-		return fmt.Errorf("the client was not killed: %w", errors.Join(killErr, waitErr))
+	if !ok || !status.Signaled() || status.Signal() != syscall.SIGKILL || ctx.Err() != nil {
+		return fmt.Errorf("the client was not killed when it should have been: %w", errors.Join(killErr, waitErr, ctx.Err()))
 	}
 	return nil
 }
