@@ -163,21 +163,25 @@ func (s *sender) leave(ctx context.Context, w *wire, after time.Duration) error 
 	ctx, cancel := context.WithTimeout(ctx, sendLimit+after)
 	defer cancel()
 	var once sync.Once
-	sent := make(chan struct{})
-	ended := make(chan error, 1)
+	var err error
+	sent, ended := make(chan struct{}), make(chan struct{})
 	go func() {
-		_, err := s.send(ctx, w, func() { once.Do(func() { close(sent) }) })
-		ended <- err
+		defer close(ended)
+		_, err = s.send(ctx, w, func() { once.Do(func() { close(sent) }) })
 	}()
 	select {
 	case <-sent:
-	case err := <-ended:
-		return fmt.Errorf("the request was not sent: %w", err)
+	case <-ended:
+		select {
+		case <-sent: // both, at once
+		default:
+			return fmt.Errorf("the request was not sent: %w", err)
+		}
 	}
 	// It leaves after this time whether an answer has come or not: it was not read.
 	_ = pause(ctx, after)
 	cancel()
-	_ = <-ended // that it was cut off is no error
+	<-ended
 	return nil
 }
 
