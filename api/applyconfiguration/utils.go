@@ -68,6 +68,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.IntentBudgetSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("IntentBudgetStatus"):
 		return &apiv1alpha1.IntentBudgetStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("LookalikeSpec"):
+		return &apiv1alpha1.LookalikeSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MaxHeldSpec"):
 		return &apiv1alpha1.MaxHeldSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Money"):
@@ -114,6 +116,10 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.SecretReferenceApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ServerTLS"):
 		return &apiv1alpha1.ServerTLSApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("SpendLimit"):
+		return &apiv1alpha1.SpendLimitApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("SpendStatus"):
+		return &apiv1alpha1.SpendStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("StatusCheck"):
 		return &apiv1alpha1.StatusCheckApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("StoreDurability"):

@@ -59,6 +59,83 @@ type OverlapSpec struct {
 	// lineage says whether lineages are compared too: Compare or Ignore. Effective value when absent: Compare.
 	// +optional
 	Lineage LineagePolicy `json:"lineage,omitempty"`
+
+	// lookalike holds a call with the same recipient and the same amount as an intent in its way, whatever their tools, callers and scopes.
+	// Calls without a recipient or an amount are not compared so. When absent, no call is.
+	// +optional
+	Lookalike *LookalikeSpec `json:"lookalike,omitempty"`
+}
+
+// LookalikeSpec says how long a payment is compared with others by recipient and amount alone.
+type LookalikeSpec struct {
+	// window is how far back settled intents are compared so, from their last attempt, evidence or settlement.
+	// Intents that are not settled are compared whatever their age. Between 1s and 8760h.
+	// It holds for intents that were sent while lookalike was set.
+	// +required
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:Pattern=`^([0-9]{1,5}(\.[0-9]{1,3})?(h|m|s)|[0-9]{1,6}ms){1,4}$`
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s') && duration(self) <= duration('8760h')",message="window must be between 1s and 8760h"
+	Window metav1.Duration `json:"window"`
+}
+
+// ExceedPolicy says what becomes of a call that would exceed a limit.
+//
+// +kubebuilder:validation:Enum=Deny;Hold
+type ExceedPolicy string
+
+const (
+	// ExceedDeny denies the call with reason spend_exceeded.
+	ExceedDeny ExceedPolicy = "Deny"
+	// ExceedHold holds the call for a person, with reason BudgetExceeded.
+	ExceedHold ExceedPolicy = "Hold"
+)
+
+// SpendLimit is how much money the intents of the budget may move within any window of this length.
+type SpendLimit struct {
+	// name of the limit, one of its kind in the budget.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	Name string `json:"name"`
+
+	// currency is an ISO 4217 code; for a token its name and exponent, such as USDC/6. Nothing is converted: a call in a currency that
+	// no limit of the budget has, and a call without an amount, is refused as onExceed says.
+	// +required
+	// +kubebuilder:validation:MinLength=3
+	// +kubebuilder:validation:MaxLength=128
+	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9][A-Za-z0-9.:/_%-]*$`
+	Currency string `json:"currency"`
+
+	// limit is the exact decimal, in the currency itself.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=41
+	// +kubebuilder:validation:Pattern=`^(0|[1-9][0-9]*)(\.[0-9]+)?$`
+	Limit string `json:"limit"`
+
+	// window is how long settled spend counts, from its settlement. Spend that is reserved, or whose outcome is unknown, counts whatever
+	// its age. Between 1s and 8760h. Another window holds for payments that begin after the change.
+	// +required
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:Pattern=`^([0-9]{1,5}(\.[0-9]{1,3})?(h|m|s)|[0-9]{1,6}ms){1,4}$`
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s') && duration(self) <= duration('8760h')",message="window must be between 1s and 8760h"
+	Window metav1.Duration `json:"window"`
+
+	// per is a CEL expression over object, the intent: object.spec has toolRef.name, caller, intentID, scope, lineage, amount and recipient.
+	// It yields a string, and the limit is for each of its values: object.spec.caller is a limit for each caller.
+	// When absent, the limit is for the whole budget.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=1024
+	Per string `json:"per,omitempty"`
+
+	// onExceed says what becomes of a call that would exceed the limit: Deny or Hold. A release lets one payment pass it.
+	// Effective value when absent: Deny.
+	// +optional
+	OnExceed ExceedPolicy `json:"onExceed,omitempty"`
 }
 
 // MaxHeldSpec bounds the intents that are held and were never sent. What was sent can always be held.
@@ -90,6 +167,14 @@ type IntentBudgetSpec struct {
 	// +optional
 	Overlap *OverlapSpec `json:"overlap,omitempty"`
 
+	// spend limits how much money the budget's intents move. Each limit is checked with the step that lets an attempt be sent,
+	// for all gateways together, and holds in any window of its length.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=8
+	Spend []SpendLimit `json:"spend,omitempty"`
+
 	// maxHeld bounds the intents that are held and were never sent; beyond it calls are denied with reason too_many_holds.
 	// When absent, each of its fields has its effective value.
 	// +optional
@@ -108,12 +193,57 @@ type IntentBudgetStatus struct {
 	// +kubebuilder:validation:Minimum=0
 	Held *int32 `json:"held,omitempty"`
 
+	// spend is what counts against each limit of spec.spend now.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=8
+	Spend []SpendStatus `json:"spend,omitempty"`
+
 	// conditions are Ready, and Stalled or Reconciling only while they are true.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	// +kubebuilder:validation:MaxItems=8
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// SpendStatus is what counts against one limit. Of a limit with per it is the sum over all values.
+type SpendStatus struct {
+	// name of the limit.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Name string `json:"name"`
+
+	// currency of the amounts.
+	// +required
+	// +kubebuilder:validation:MinLength=3
+	// +kubebuilder:validation:MaxLength=128
+	Currency string `json:"currency"`
+
+	// used is what was settled and has not left the window yet.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=128
+	Used string `json:"used"`
+
+	// reserved is what is in flight, or whose outcome is not known. It does not age.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=128
+	Reserved string `json:"reserved"`
+
+	// limit is that of spec.spend: for used and reserved together, or, with per, for each value.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=128
+	Limit string `json:"limit"`
+
+	// per is that of spec.spend: the limit is for each of its values.
+	// +optional
+	// +kubebuilder:validation:MaxLength=1024
+	Per string `json:"per,omitempty"`
 }
 
 // IntentBudget is the domain in which intents are compared and held ones are counted.

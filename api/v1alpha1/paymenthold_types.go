@@ -57,7 +57,7 @@ type HoldRecord struct {
 
 // HoldReason says why an intent is held.
 //
-// +kubebuilder:validation:Enum=ScopeOverlap;LineageOverlap;ExactMatch;OutcomeUnknown;KeyExpired;IdentityChanged
+// +kubebuilder:validation:Enum=ScopeOverlap;LineageOverlap;ExactMatch;Lookalike;OutcomeUnknown;KeyExpired;IdentityChanged;BudgetExceeded
 type HoldReason string
 
 const (
@@ -73,6 +73,10 @@ const (
 	HoldKeyExpired HoldReason = "KeyExpired"
 	// HoldIdentityChanged says that an equal payment was made before the tool's identity changed.
 	HoldIdentityChanged HoldReason = "IdentityChanged"
+	// HoldLookalike says that a payment with the same recipient and amount was made a short time before.
+	HoldLookalike HoldReason = "Lookalike"
+	// HoldBudgetExceeded says that the payment would exceed a limit of the budget's spend.
+	HoldBudgetExceeded HoldReason = "BudgetExceeded"
 )
 
 // HoldMatch is a record that stands in the way of the held intent.
@@ -232,7 +236,7 @@ type PaymentHoldSpec struct {
 	// +required
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1
-	// +kubebuilder:validation:MaxItems=6
+	// +kubebuilder:validation:MaxItems=8
 	Reasons []HoldReason `json:"reasons,omitempty"`
 
 	// matches are the records that stand in the way, the most telling first and at most 32 of them.
@@ -288,7 +292,7 @@ type PaymentHoldStatus struct {
 	// +kubebuilder:validation:MaxLength=2048
 	Effect string `json:"effect,omitempty"`
 
-	// cause says why the intent is held again. Present when an earlier hold of the record did not end it.
+	// cause says why the intent is held again, where an earlier hold of the record did not end it, or which limit of the budget it would exceed.
 	// +optional
 	// +kubebuilder:validation:MaxLength=2048
 	Cause string `json:"cause,omitempty"`

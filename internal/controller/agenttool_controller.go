@@ -201,9 +201,12 @@ func (r *ToolReconciler) program(ctx context.Context, obj *v1alpha1.AgentTool) (
 		if now.compiled = was.compiled; now.compiled == nil || was.tool != now.tool || was.budget != now.budget {
 			now.compiled, err = policy.Compile(obj, budget)
 			var invalid *policy.SpecError
+			var unserved *policy.NotServedError
 			switch {
 			case errors.As(err, &invalid):
 				no = &refusal{reason: policy.ReasonInvalid, message: invalid.Error(), stalled: true}
+			case errors.As(err, &unserved):
+				no = &refusal{reason: unserved.Reason, message: unserved.Message}
 			case err != nil:
 				return nil, "", fmt.Errorf("compile AgentTool %s: %w", nn, err)
 			}

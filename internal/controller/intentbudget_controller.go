@@ -1,5 +1,5 @@
-// This file says of each IntentBudget whether it can do its work, and how many of its
-// intents wait for a person.
+// This file says of each IntentBudget whether it can do its work, how many of its
+// intents wait for a person, and what counts against its limits.
 
 package controller
 
@@ -22,6 +22,7 @@ import (
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 	"github.com/holdfast-dev/holdfast/internal/guard"
 	"github.com/holdfast-dev/holdfast/internal/metrics"
+	"github.com/holdfast-dev/holdfast/internal/policy"
 )
 
 // The reasons of an IntentBudget's conditions.
@@ -31,7 +32,7 @@ const (
 	reasonStoreNotReady = "StoreNotReady"
 )
 
-// heldLook is how often the number of held intents is counted.
+// heldLook is how often held intents and spend are counted.
 const heldLook = 5 * time.Second
 
 // BudgetReconciler writes the status of IntentBudgets.
@@ -68,7 +69,7 @@ func (r *BudgetReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctr
 		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	next := v1alpha1.IntentBudgetStatus{ObservedGeneration: obj.Generation, Held: obj.Status.Held}
+	next := v1alpha1.IntentBudgetStatus{ObservedGeneration: obj.Generation, Held: obj.Status.Held, Spend: stillLimited(&obj)}
 	set := newConditions(obj.Status.Conditions, obj.Generation)
 	result := ctrl.Result{}
 
@@ -80,24 +81,31 @@ func (r *BudgetReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctr
 		message := budgetRebound(r.Memory, req.NamespacedName, was, obj.Spec.StoreRef.Name)
 		set.set(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonRebound, message)
 		set.set(v1alpha1.ConditionStalled, metav1.ConditionTrue, v1alpha1.ReasonRebound, message)
-		next.Held = nil
+		next.Held, next.Spend = nil, nil
 	} else {
 		reason, message, err := storeReady(ctx, r.Client, types.NamespacedName{Namespace: req.Namespace, Name: was})
 		if err != nil {
 			return result, err
 		}
-		if reason == "" {
+		// Admission has checked the spec, but for what only compiling tells.
+		if err := policy.CheckBudget(&obj); err != nil {
+			set.set(v1alpha1.ConditionReady, metav1.ConditionFalse, policy.ReasonInvalid, err.Error())
+			set.set(v1alpha1.ConditionStalled, metav1.ConditionTrue, policy.ReasonInvalid, err.Error())
+		} else if reason == "" {
 			set.set(v1alpha1.ConditionReady, metav1.ConditionTrue, reasonStoreReady, "The budget's store serves.")
 		} else {
 			set.set(v1alpha1.ConditionReady, metav1.ConditionFalse, reason, message)
 		}
-		// While the store cannot be asked, the last number stands: nobody cleared those holds.
+		// While the store cannot be asked, the last numbers stand: nobody cleared those holds.
 		if engine, err := r.Engines.Get(req.Namespace, was); err == nil {
 			held, err := engine.HeldCount(ctx, req.Name)
 			if err != nil {
 				return result, fmt.Errorf("count the held intents: %w", err)
 			}
 			next.Held = ptr.To(int32(held))
+			if next.Spend, err = spendOf(ctx, engine, &obj); err != nil {
+				return result, fmt.Errorf("sum up the spend: %w", err)
+			}
 		}
 		result.RequeueAfter = heldLook
 	}
@@ -109,6 +117,35 @@ func (r *BudgetReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctr
 		return ctrl.Result{}, err
 	}
 	return result, nil
+}
+
+// spendOf is what counts against each limit of a budget.
+func spendOf(ctx context.Context, engine *guard.Engine, obj *v1alpha1.IntentBudget) ([]v1alpha1.SpendStatus, error) {
+	var out []v1alpha1.SpendStatus
+	for i := range obj.Spec.Spend {
+		l := &obj.Spec.Spend[i]
+		spent, err := engine.Spend(ctx, obj.Name, l.Name, l.Currency)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, v1alpha1.SpendStatus{
+			Name: l.Name, Currency: l.Currency, Used: spent.Used, Reserved: spent.Reserved, Limit: l.Limit, Per: l.Per,
+		})
+	}
+	return out, nil
+}
+
+// stillLimited is the last status of the limits that are still in the spec as they were.
+func stillLimited(obj *v1alpha1.IntentBudget) []v1alpha1.SpendStatus {
+	var out []v1alpha1.SpendStatus
+	for _, s := range obj.Status.Spend {
+		for i := range obj.Spec.Spend {
+			if l := &obj.Spec.Spend[i]; l.Name == s.Name && l.Currency == s.Currency && l.Limit == s.Limit && l.Per == s.Per {
+				out = append(out, s)
+			}
+		}
+	}
+	return out
 }
 
 // budgetRebound says what to do about a budget that was made again with another store.

@@ -318,7 +318,7 @@ func (r *StoreReconciler) reimport(ctx context.Context, nn types.NamespacedName,
 	for key, h := range open {
 		imported, err := importedHold(h, highest[key])
 		if err == nil {
-			imported.Policy, err = r.policyOf(ctx, nn.Namespace, key.Tool, known)
+			imported.Policy, err = r.policyOf(ctx, &imported, known)
 		}
 		if err == nil {
 			err = engine.Import(ctx, imported)
@@ -335,9 +335,12 @@ func (r *StoreReconciler) reimport(ctx context.Context, nn types.NamespacedName,
 }
 
 // policyOf is what a tool and its budget say, also of a tool that is not served now.
-func (r *StoreReconciler) policyOf(ctx context.Context, namespace, name string, known storeMemory) (guard.Policy, error) {
+func (r *StoreReconciler) policyOf(ctx context.Context, of *guard.ImportedHold, known storeMemory) (guard.Policy, error) {
+	namespace, name := of.Namespace, of.Tool
 	if t, err := r.Policies.Load().Tool(namespace, name); err == nil && t.Guard.Budget != "" {
-		return t.Guard, nil
+		return t.GuardFor(&guard.Call{
+			Key: of.Key, Scope: of.Scope, Lineage: of.Lineage, Amount: of.Amount, Recipient: of.Recipient, Fingerprint: of.Fingerprint,
+		}), nil
 	}
 	nn := types.NamespacedName{Namespace: namespace, Name: name}
 	budget := known[memoryKey(budgetOf, nn)]

@@ -373,11 +373,12 @@ func (w *world) try(p *process, tool, id, order, amount string) (guard.Answer, e
 	if err != nil {
 		return guard.Answer{}, err
 	}
-	return e.Admit(w.ctx, guard.Call{
+	c := guard.Call{
 		Key:       guard.Key{Namespace: w.ns, Tool: tool, Caller: w.agent(), IntentID: i.IntentID},
 		CallerUID: "uid", Scope: i.Scope, Lineage: i.Lineage, Amount: i.Amount, Recipient: i.Recipient,
 		Fingerprint: i.Fingerprint, IdentityHash: i.IdentityHash,
-	}, t.Guard)
+	}
+	return e.Admit(w.ctx, c, t.GuardFor(&c))
 }
 
 // pay calls and lets the attempt end so.

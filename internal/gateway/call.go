@@ -400,12 +400,13 @@ func (g *Gateway) equip(ctx context.Context, tool *policy.Tool, t *target) (p *p
 // admit asks the guard, and waits for a call of the same intent that is in flight, if the tool wants it so.
 func (c *call) admit(engine *guard.Engine, wanted guard.Call, tool *policy.Tool, until time.Time) (guard.Answer, error) {
 	gone := c.r.Context().Done()
+	p := tool.GuardFor(&wanted)
 	wait := waitFirst
 	for {
 		if c.r.Context().Err() != nil {
 			return guard.Answer{}, errGone
 		}
-		a, err := c.reserve(engine, wanted, tool)
+		a, err := c.reserve(engine, wanted, tool, p)
 		if err == nil && inFlight(a) {
 			c.meets()
 		}

@@ -179,6 +179,12 @@ func fromGuard(a guard.Answer, who access.Caller) *problem {
 		case guard.ReasonMarkedFailed:
 			return set(http.StatusForbidden, "marked-failed", "The payment was marked as failed", actNewIntent,
 				"A person has confirmed that nothing was paid, and closed this intent. If the payment is still wanted, make it as a new one, with a new intent ID."+ask)
+		case guard.ReasonSpendExceeded:
+			sent := "Nothing was sent. "
+			if len(v.Attempts) > 0 {
+				sent = "It was not sent again. "
+			}
+			return set(http.StatusForbidden, "spend-exceeded", "The budget is spent", actStop, sent+spendDetail(a.Spend))
 		case guard.ReasonTooManyHolds:
 			p.OwnMatches = ownMatches(a, who)
 			return set(http.StatusTooManyRequests, "too-many-holds", "Too many payments wait for a person", actRetryLater,
@@ -283,6 +289,11 @@ func holdDetail(a guard.Answer, p *problem, ask string) string {
 		why = "This intent ID was settled so long ago that its answer is no longer kept."
 	case guard.IdentityChanged:
 		why = "A payment with the same recipient and amount was made before this tool's identity rules changed, and nobody can tell whether it is the same one."
+	case guard.Lookalike:
+		why = "A payment of the same amount to the same recipient was made a short time ago, or may have been."
+	case guard.BudgetExceeded:
+		return "This payment would exceed what may be spent, and was not sent. Do not repeat it under new intent IDs, and do not split it." + hold +
+			"After a release, the same request with the same intent ID is sent once." + ask
 	case guard.LineageOverlap:
 		why = "The same step of the same session has paid already, or may have."
 	default:
@@ -302,6 +313,23 @@ func beingAsked(v guard.View) string {
 		return ""
 	}
 	return " The provider is being asked how it ended: its answer may decide before a person does."
+}
+
+// spendDetail says which limit it is, and what is left of it where that tells of nobody else.
+func spendDetail(x *guard.SpendExceeded) string {
+	if x == nil {
+		return "This payment would exceed what may be spent."
+	}
+	l := &x.Limit
+	if x.Uncounted != "" {
+		return fmt.Sprintf("This payment cannot be counted in the limit %q of the budget: %s. The owner of the tool must mend that; sending it again does not help.", l.Name, x.Uncounted)
+	}
+	text := fmt.Sprintf("This payment would exceed the limit %q of the budget: %s %s within %s.", l.Name, l.Amount.Value, l.Amount.Currency, l.Span())
+	if x.Left != "" {
+		text += fmt.Sprintf(" You have %s %s left.", x.Left, l.Amount.Currency)
+	}
+	return text + fmt.Sprintf(" There is room again when earlier payments are longer ago than %s; what is not settled yet counts until it is. "+
+		"Do not split the payment, and do not make it in another way. When there is room, send the same request with the same intent ID.", l.Span())
 }
 
 func reasonTexts(reasons []guard.Reason) string {

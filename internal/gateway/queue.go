@@ -152,20 +152,20 @@ func noSlot(a guard.Answer) (missing, ofPath bool) {
 
 // ask asks the guard once. A Reserve that was made must get its ticket back, also if the
 // caller leaves now.
-func (c *call) ask(engine *guard.Engine, wanted guard.Call, tool *policy.Tool) (guard.Answer, error) {
+func (c *call) ask(engine *guard.Engine, wanted guard.Call, p guard.Policy) (guard.Answer, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.r.Context()), admitTimeout)
 	defer cancel()
-	return engine.Admit(ctx, wanted, tool.Guard)
+	return engine.Admit(ctx, wanted, p)
 }
 
 // reserve asks the guard, and waits for a slot if the tool has none left.
-func (c *call) reserve(engine *guard.Engine, wanted guard.Call, tool *policy.Tool) (guard.Answer, error) {
+func (c *call) reserve(engine *guard.Engine, wanted guard.Call, tool *policy.Tool, p guard.Policy) (guard.Answer, error) {
 	if !limited(tool) {
-		return c.ask(engine, wanted, tool)
+		return c.ask(engine, wanted, p)
 	}
 	of := nameOf(tool)
 	wanted.Behind = c.g.queues.line(of)
-	a, err := c.ask(engine, wanted, tool)
+	a, err := c.ask(engine, wanted, p)
 	missing, ofPath := noSlot(a)
 	if err != nil || !missing {
 		return a, err
@@ -214,7 +214,7 @@ func (c *call) reserve(engine *guard.Engine, wanted guard.Call, tool *policy.Too
 		if ok, _ := c.move(c.g.working); !ok {
 			continue // there is no slot in this gateway itself
 		}
-		if a, err = c.ask(engine, wanted, tool); err != nil {
+		if a, err = c.ask(engine, wanted, p); err != nil {
 			return a, err
 		}
 		if missing, ofPath = noSlot(a); !missing {

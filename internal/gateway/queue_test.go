@@ -357,7 +357,7 @@ func TestARetryThatWaitsForASlotIsCountedOnce(t *testing.T) {
 	defer c.move(nil)
 	got := make(chan guard.Answer, 1)
 	go func() {
-		a, err := c.reserve(engine, wanted, tool)
+		a, err := c.reserve(engine, wanted, tool, tool.Guard)
 		if err != nil {
 			t.Error(err)
 		}

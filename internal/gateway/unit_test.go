@@ -182,6 +182,35 @@ func TestAReleasedAttemptIsNotToldAsNotPaid(t *testing.T) {
 	}
 }
 
+// What is left is told where it is the caller's own, and nothing of what others spent.
+func TestASpentBudgetIsToldInWords(t *testing.T) {
+	limit := guard.SpendLimit{Name: "daily", Amount: intent.Money{Value: "500", Currency: "USD"}, Window: 24 * time.Hour}
+	for _, tc := range []struct {
+		spend      *guard.SpendExceeded
+		says, omit string
+	}{
+		{&guard.SpendExceeded{Limit: limit, Left: "20"}, `the limit "daily" of the budget: 500 USD within 24h. You have 20 USD left.`, "cannot be counted"},
+		{&guard.SpendExceeded{Limit: limit}, "There is room again when", " left"},
+		{&guard.SpendExceeded{Limit: limit, Uncounted: "the tool declares no amount"}, "the tool declares no amount", "There is room"},
+	} {
+		p := fromGuard(guard.Answer{
+			Verdict: guard.Deny, Reason: guard.ReasonSpendExceeded, Intent: guard.View{Key: guard.Key{Caller: "agent", IntentID: "k1"}}, Spend: tc.spend,
+		}, access.Caller{Username: "agent", UID: "1"})
+		if p.Status != http.StatusForbidden || p.Reason != "spend_exceeded" || p.Type != problemBase+"spend-exceeded" || p.Intent != "k1" || p.Poll != "" {
+			t.Errorf("problem %+v", p)
+		}
+		if !strings.Contains(p.Detail, "Nothing was sent.") || !strings.Contains(p.Detail, tc.says) || strings.Contains(p.Detail, tc.omit) {
+			t.Errorf("it says %q", p.Detail)
+		}
+	}
+	for _, reason := range []guard.Reason{guard.BudgetExceeded, guard.Lookalike} {
+		p := fromGuard(guard.Answer{Verdict: guard.UnknownHold, Reason: reason, Reasons: []guard.Reason{reason}, Hold: "h-1"}, access.Caller{})
+		if !strings.Contains(p.Detail, map[guard.Reason]string{guard.BudgetExceeded: "exceed what may be spent", guard.Lookalike: "the same recipient"}[reason]) {
+			t.Errorf("%s: %s", reason, p.Detail)
+		}
+	}
+}
+
 // A machine that is too slow is not taken for a store that is away.
 func TestABusyGatewaySaysSo(t *testing.T) {
 	p := (&call{}).failure(fmt.Errorf("spec.identity.scope[0]: %w", policy.ErrBusy), &policy.Tool{Store: "payments"})

@@ -112,8 +112,9 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 		}
 		w.Key = key
 		lost := from == nil && e.forgot(p, now)
+		uncounted := next.uncounted()
 		// What is only asked about learns what stands in its way, and is written in no case.
-		asks := lost || pass.refused || c.Behind && p.limited()
+		asks := lost || pass.refused || uncounted != nil || c.Behind && p.limited()
 		if asks {
 			// It takes no slot, and need not wait for those who do.
 			w.Meters = append(slices.DeleteFunc(w.Meters, isSlot), neverWritten)
@@ -166,15 +167,24 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 			if pass.refused {
 				return e.rateLimited(c.Key, cur, &pass), nil
 			}
-			if a, ok := e.noSlot(c.Key, cur, res.Meter); ok && !lost {
-				return a, nil
-			}
+			h := &hold{}
 			if !lost {
-				return Answer{}, fmt.Errorf("%w: a Reserve cannot be %s", ErrInvariant, res.Outcome)
+				x := uncounted
+				if x == nil {
+					x = next.exceeded(res.Meter)
+				}
+				if x == nil {
+					if a, ok := e.noSlot(c.Key, cur, res.Meter); ok {
+						return a, nil
+					}
+					return Answer{}, fmt.Errorf("%w: a Reserve cannot be %s by %q", ErrInvariant, res.Outcome, res.Meter)
+				}
+				if !x.Limit.Hold {
+					return e.denySpend(ctx, from, next, x), nil
+				}
+				h.Reasons, h.Cause = []Reason{BudgetExceeded}, x.cause()
 			}
-			base := next.clone()
-			base.Attempts = nil // it was not begun
-			a, again, err := e.holdCall(ctx, &cur, base, p, &hold{}, false, res.Now)
+			a, again, err := e.holdCall(ctx, &cur, notBegun(cur, next), p, h, !lost, res.Now)
 			if !again {
 				return a, err
 			}
@@ -235,6 +245,7 @@ func (e *Engine) begin(cur *record, c Call, p Policy, now time.Time) *record {
 		next.IdentityHash, next.AmountHash, next.RecipientHash = c.IdentityHash, c.AmountHash, c.RecipientHash
 	}
 	next.Policy = p
+	next.charge(p)
 	next.State, next.Changed, next.Response = InFlight, now, nil
 	lease := e.lease(p)
 	next.Attempts = append(next.Attempts, attempt{
@@ -397,18 +408,32 @@ func (e *Engine) blocked(ctx context.Context, cur **record, next *record, p Poli
 	if len(reasons) == 0 {
 		return Answer{}, false, fmt.Errorf("%w: blocked without a reason", ErrInvariant)
 	}
-	base := next
-	if *cur != nil {
-		base = (*cur).clone()
-	} else {
-		base = next.clone()
-		base.Attempts = nil // it was not begun
-	}
 	h := &hold{
 		Reasons: reasons, Matches: matches(obs), MatchCount: res.HitCount,
-		Watermark: res.Watermark, Lineage: !p.IgnoreLineage,
+		Watermark: res.Watermark, Lineage: !p.IgnoreLineage, Lookalike: p.Lookalike > 0,
 	}
-	return e.holdCall(ctx, cur, base, p, h, !lost, res.Now)
+	if !lost {
+		x, err := e.wouldExceed(ctx, *cur, next)
+		switch {
+		case err != nil:
+			return Answer{}, false, err
+		case x != nil && !x.Limit.Hold:
+			return e.denySpend(ctx, *cur, next, x), false, nil
+		case x != nil:
+			h.Reasons, h.Cause = append(h.Reasons, BudgetExceeded), x.cause()
+		}
+	}
+	return e.holdCall(ctx, cur, notBegun(*cur, next), p, h, !lost, res.Now)
+}
+
+// notBegun is the record of a call without the attempt that could not begin.
+func notBegun(cur, next *record) *record {
+	if cur != nil {
+		return cur.clone()
+	}
+	base := next.clone()
+	base.Attempts = nil
+	return base
 }
 
 // errGone: what was hit no longer stands in the way.
@@ -458,6 +483,7 @@ func (e *Engine) exactMatch(ctx context.Context, obs []obstacle, now time.Time) 
 // the intent is all that was ever done.
 func (e *Engine) holdCall(ctx context.Context, cur **record, next *record, p Policy, h *hold, remembered bool, now time.Time) (Answer, bool, error) {
 	next.Policy = p
+	next.charge(p)
 	nonce := e.o.Nonce()
 	if !remembered {
 		e.presume(next, h, nonce, now)

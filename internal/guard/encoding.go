@@ -78,6 +78,9 @@ func (b *body) fields(c *coder) {
 	c.yes(19, &b.Imported)
 	c.yes(20, &b.PaidByHand)
 	pointer(c, 30, &b.Checks, (*checks).fields)
+	integer(c, 40, &b.PaidAttempts)
+	list(c, 41, &b.Charges, (*charge).fields)
+	integer(c, 42, &b.SpendPass)
 }
 
 func (p *Policy) fields(c *coder) {
@@ -92,6 +95,7 @@ func (p *Policy) fields(c *coder) {
 	integer(c, 9, &p.MaxHeldPerCaller)
 	pointer(c, 10, &p.Retry, (*RetryBudget).fields)
 	pointer(c, 20, &p.Check, (*CheckPolicy).fields)
+	integer(c, 21, &p.Lookalike)
 	integer(c, 30, &p.MaxInFlight)
 	integer(c, 31, &p.MaxInFlightPerScope)
 	p.Rate.fields(c, 32, 33)
@@ -108,6 +112,17 @@ func (b *RetryBudget) fields(c *coder) {
 func (r *Rate) fields(c *coder, every, burst protowire.Number) {
 	integer(c, every, &r.Every)
 	integer(c, burst, &r.Burst)
+}
+
+func (g *charge) fields(c *coder) {
+	text(c, 1, &g.Budget)
+	text(c, 2, &g.Name)
+	text(c, 3, &g.Currency)
+	text(c, 4, &g.Per)
+	integer(c, 5, &g.Window)
+	integer(c, 6, &g.Payments)
+	c.time(7, &g.Until)
+	integer(c, 8, &g.From)
 }
 
 func (a *attempt) fields(c *coder) {
@@ -153,6 +168,7 @@ func (h *hold) fields(c *coder) {
 	text(c, 15, &h.Words)
 	text(c, 16, &h.Effect)
 	c.time(17, &h.EndedAt)
+	c.yes(20, &h.Lookalike)
 }
 
 func (m *Match) fields(c *coder) {
@@ -170,6 +186,7 @@ func (p *passed) fields(c *coder) {
 	text(c, 1, &p.Watermark)
 	c.yes(2, &p.Lineage)
 	text(c, 3, &p.Budget)
+	c.yes(4, &p.Lookalike)
 }
 
 func (r *Response) fields(c *coder) {

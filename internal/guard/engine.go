@@ -273,6 +273,10 @@ func (e *Engine) write(p pending) (store.Write, error) {
 			return w, fmt.Errorf("%w (on %s)", err, p.on)
 		}
 	}
+	spend, err := e.spendEntries(p)
+	if err != nil {
+		return w, err
+	}
 	w.Record = &store.Record{
 		Due: p.to.due(e.o), Held: to == Held, Unsettled: !to.Settled(), Header: p.to.header.pack(), Body: p.to.body.pack(),
 	}
@@ -282,6 +286,7 @@ func (e *Engine) write(p pending) (store.Write, error) {
 	if to == Held || from == Held {
 		w.Meters = p.to.heldMeters(p.limited)
 	}
+	w.Meters = append(w.Meters, spend...)
 	w.Meters = append(w.Meters, e.slotSteps(p.from, p.to)...)
 	return w, nil
 }

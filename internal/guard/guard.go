@@ -41,6 +41,8 @@ const (
 	OutcomeUnknown  Reason = "OutcomeUnknown"
 	KeyExpired      Reason = "KeyExpired"
 	IdentityChanged Reason = "IdentityChanged"
+	Lookalike       Reason = "Lookalike"
+	BudgetExceeded  Reason = "BudgetExceeded"
 )
 
 // The reasons of other verdicts.
@@ -63,6 +65,8 @@ const (
 	ReasonScopeInFlight Reason = "scope_in_flight"
 	// ReasonRateLimited: calls come more often than the tool allows (DENY).
 	ReasonRateLimited Reason = "rate_limited"
+	// ReasonSpendExceeded: the payment would exceed a limit of the budget (DENY).
+	ReasonSpendExceeded Reason = "spend_exceeded"
 	// ReasonInFlight: an attempt holds the lease (IN_FLIGHT).
 	ReasonInFlight Reason = "in_flight"
 	// ReasonPending: the upstream accepted the payment, and its end is not known yet (IN_FLIGHT).
@@ -128,6 +132,8 @@ type Policy struct {
 	HoldExactMatch bool
 	// IgnoreLineage leaves lineages out of the comparison.
 	IgnoreLineage bool
+	// Lookalike is how far back settled intents are compared by recipient and amount alone; 0: not at all.
+	Lookalike time.Duration
 	// TTL is how long a settled answer is replayed.
 	TTL time.Duration
 	// Timeout is the upstream's.
@@ -149,6 +155,9 @@ type Policy struct {
 	RatePerCaller Rate
 	// Check says how the provider is asked about an unknown outcome; nil: a person decides.
 	Check *CheckPolicy
+
+	// spend is what the budget lets move: see WithSpend. A record keeps its charges instead.
+	spend []SpendLimit
 }
 
 // Outcome is how one attempt ended.
@@ -246,6 +255,8 @@ type Answer struct {
 	MatchCount int
 	// Cause says why the intent is held, where that is more than its reasons.
 	Cause string
+	// Spend is the limit that refused the call (DENY, spend_exceeded).
+	Spend *SpendExceeded
 	// Response is what to replay (REPLAY), or what the settlement stored. Nil where nothing was ever answered.
 	Response *Response
 	// Ticket is the right to send once (ALLOW from Admit).
@@ -381,7 +392,7 @@ type HoldView struct {
 	Matches      []Match
 	MatchCount   int
 	WaitingUntil time.Time
-	// Cause says why the hold stands anew, where it does.
+	// Cause says why the hold stands anew, where it does, or which limit it would exceed.
 	Cause string
 	// Effect says what came of it, in a sentence.
 	Effect   string

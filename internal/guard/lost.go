@@ -39,7 +39,7 @@ func (e *Engine) remembers(r *record) bool {
 
 // forgot says that a first call may have been made before, by a memory that was lost.
 func (e *Engine) forgot(p Policy, now time.Time) bool {
-	return !e.o.LostAt.IsZero() && !e.o.ForgetLost && now.Before(e.o.LostAt.Add(p.Window)) && e.o.mutation != lostIsNew
+	return !e.o.LostAt.IsZero() && !e.o.ForgetLost && now.Before(e.o.LostAt.Add(p.compares())) && e.o.mutation != lostIsNew
 }
 
 // lostCause tells a person what was lost, and where to look.
@@ -62,7 +62,7 @@ func (e *Engine) presume(r *record, h *hold, nonce string, now time.Time) {
 		Started: at, LeaseEnd: at, Ended: at, Detail: "the memory of the store was lost: it is not known whether this attempt was made",
 	})
 	// What a release had covered was counted by the memory that is gone.
-	r.Passed, h.Cause = nil, lostCause(r, at)
+	r.Passed, r.SpendPass, h.Cause = nil, 0, lostCause(r, at)
 	if !h.has(OutcomeUnknown) {
 		h.Reasons = append([]Reason{OutcomeUnknown}, h.Reasons...)
 	}
@@ -78,7 +78,7 @@ func (e *Engine) afterLoss(r *record, p *pending) bool {
 	switch r.State {
 	case Held:
 		h = r.Current.anew("")
-		h.Watermark, h.Lineage = "", false
+		h.Watermark, h.Lineage, h.Lookalike = "", false, false
 	case Released:
 		h.Reasons = r.Current.Reasons
 	case Retryable, Pending:
@@ -199,6 +199,7 @@ func (e *Engine) imported(h ImportedHold, nonce string, now time.Time) *record {
 	}
 	r.Policy, r.Generation, r.Imported = h.Policy, 1, true
 	r.ProviderKey = providerKey(e.id.KeyDomain, h.Key, 1)
+	r.charge(h.Policy)
 	held := &hold{Reasons: slices.Clone(h.Reasons)}
 	e.presume(r, held, nonce, now)
 	r.hold(held, nonce, now)

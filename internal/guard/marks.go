@@ -26,6 +26,7 @@ const (
 	markUnderLineage = "under-lineage" //
 	markExact        = "exact"         // tool, caller, scope, lineage and fingerprint
 	markPayment      = "payment"       // tool, with recipient and amount as far as they can be compared, tagged with a hash of the identity
+	markLookalike    = "lookalike"     // recipient and amount, of any tool and caller
 	markNeverSent    = "never-sent"    // tool, caller and scope of a hold that was never sent
 )
 
@@ -68,6 +69,9 @@ func (n *namer) hashed(kind, budget string, parts ...string) string {
 type markNames struct {
 	budget   string
 	imported bool
+	// lookalike is the name of recipient and amount, where they are compared and there are both.
+	lookalike []string
+	compared  bool
 	// exact is empty without a lineage.
 	exact, neverSent string
 	// identity: see identityTags.
@@ -87,7 +91,7 @@ type pathsNames struct {
 
 func (r *record) names() *markNames {
 	b := r.Policy.Budget
-	if n := r.named; n != nil && n.budget == b && n.imported == r.Imported {
+	if n := r.named; n != nil && n.budget == b && n.imported == r.Imported && n.compared == (r.Policy.Lookalike > 0) {
 		return n
 	}
 	scope, amount := r.Scope.String(), ""
@@ -97,7 +101,7 @@ func (r *record) names() *markNames {
 	var in namer
 	in.Grow(r.sizeOfNames())
 	n := &markNames{
-		budget: b, imported: r.Imported,
+		budget: b, imported: r.Imported, compared: r.Policy.Lookalike > 0,
 		neverSent: in.hashed(markNeverSent, b, r.Tool, r.Caller, r.CallerUID, scope),
 		identity: [3]string{
 			in.hashed(markPayment, b, r.Tool, r.Recipient, amount),
@@ -113,6 +117,9 @@ func (r *record) names() *markNames {
 		n.exact = in.hashed(markExact, b, r.Tool, r.Caller, r.CallerUID, scope, string(r.Lineage), r.Fingerprint)
 		n.lineage = []pathsNames{in.path(markLineage, markUnderLineage, b, r.Lineage)}
 	}
+	if n.compared && r.Recipient != "" && r.Amount != nil {
+		n.lookalike = []string{in.hashed(markLookalike, b, r.Recipient, amount)}
+	}
 	r.named = n
 	return n
 }
@@ -122,6 +129,9 @@ func (r *record) sizeOfNames() int {
 	const kind, lengths = len(markUnderLineage), len("00:00:000:")
 	each := kind + lengths + len(r.Policy.Budget)
 	size := 5 * (each + 2*sha256.Size)
+	if r.Policy.Lookalike > 0 {
+		size += each + 2*sha256.Size
+	}
 	for _, p := range r.Scope {
 		size += 2 * (1 + strings.Count(string(p), "/")) * (each + len(p))
 	}
@@ -171,7 +181,7 @@ func (r *record) marks(now time.Time) []store.Mark {
 	if ends {
 		until = now.Add(r.Policy.Window)
 	}
-	out := make([]store.Mark, 0, n.most(5))
+	out := make([]store.Mark, 0, n.most(5)+len(n.lookalike))
 	add := func(s, tag string) {
 		if !slices.ContainsFunc(out, func(m store.Mark) bool { return m.String == s }) {
 			out = append(out, store.Mark{String: s, Tag: tag, Until: until})
@@ -196,6 +206,12 @@ func (r *record) marks(now time.Time) []store.Mark {
 		}
 		add(n.identity[i], tag)
 	}
+	for _, s := range n.lookalike {
+		add(s, "")
+		if ends {
+			out[len(out)-1].Until = now.Add(r.Policy.Lookalike)
+		}
+	}
 	if r.State == Held && r.unsent() {
 		// It may have been sent, and a loop is shown it all the same.
 		add(n.neverSent, "")
@@ -206,7 +222,7 @@ func (r *record) marks(now time.Time) []store.Mark {
 // probes are what a step into flight asks, with the kind of each. first: it has no record.
 func (r *record) probes(first bool) (probes []store.Probe, kinds []string) {
 	n := r.names()
-	most := n.most(5)
+	most := n.most(5) + len(n.lookalike)
 	probes, kinds = make([]store.Probe, 0, most), make([]string, 0, most)
 	add := func(kind string, p store.Probe) {
 		// There are few: at most some for each segment of each path.
@@ -235,6 +251,9 @@ func (r *record) probes(first bool) (probes []store.Probe, kinds []string) {
 	if !r.Policy.IgnoreLineage {
 		paths(markLineage, n.lineage)
 	}
+	for _, s := range n.lookalike {
+		add(markLookalike, store.Probe{String: s})
+	}
 	for i, tag := range r.identityTags() {
 		if tag != "" { // else there is nothing to except, and all would be hit
 			add(markPayment, store.Probe{String: n.identity[i], Except: tag})
@@ -244,11 +263,11 @@ func (r *record) probes(first bool) (probes []store.Probe, kinds []string) {
 }
 
 // passedOver are the watermarks that count under the policy of this step: a
-// release does not cover lineages that its hold had not compared, nor another budget.
+// release does not cover what its hold had not compared, nor another budget.
 func (r *record) passedOver() []store.Watermark {
 	var out []store.Watermark
 	for _, p := range r.Passed {
-		if p.Budget == r.Policy.Budget && (p.Lineage || r.Policy.IgnoreLineage) {
+		if p.Budget == r.Policy.Budget && (p.Lineage || r.Policy.IgnoreLineage) && (p.Lookalike || r.Policy.Lookalike == 0) {
 			out = append(out, p.Watermark)
 		}
 	}
@@ -285,6 +304,8 @@ func (r *record) obstacles(res store.Result, kinds []string) ([]obstacle, []Reas
 				of[ScopeOverlap] = true
 			case markLineage:
 				of[LineageOverlap] = true
+			case markLookalike:
+				of[Lookalike] = true
 			case markPayment:
 				of[IdentityChanged] = true
 			}
@@ -310,6 +331,8 @@ func (r *record) obstacles(res store.Result, kinds []string) ([]obstacle, []Reas
 				all[ScopeOverlap] = true
 			case markLineage:
 				all[LineageOverlap] = true
+			case markLookalike:
+				all[Lookalike] = true
 			case markPayment:
 				all[IdentityChanged] = true
 			}
@@ -320,7 +343,7 @@ func (r *record) obstacles(res store.Result, kinds []string) ([]obstacle, []Reas
 
 func ordered(set map[Reason]bool) []Reason {
 	var out []Reason
-	for _, r := range []Reason{ExactMatch, ScopeOverlap, LineageOverlap, OutcomeUnknown, KeyExpired, IdentityChanged} {
+	for _, r := range []Reason{ExactMatch, ScopeOverlap, LineageOverlap, Lookalike, OutcomeUnknown, KeyExpired, IdentityChanged, BudgetExceeded} {
 		if set[r] {
 			out = append(out, r)
 		}

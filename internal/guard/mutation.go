@@ -30,6 +30,9 @@ const (
 	rejectedIsFree   mutation = "a rejected unknown outcome stands in nobody's way"
 	jumpIgnored      mutation = "a jump of the store's clock does not stop"
 	lostIsNew        mutation = "a first call in the window of a lost memory is sent"
+	spendUnlimited   mutation = "a step into flight sets its spend without the limit"
+	spendUnknownFree mutation = "an unknown outcome counts for nothing"
+	spendAgesEarly   mutation = "spend leaves the window before it is over"
 	importForgets    mutation = "a hold of a lost memory is not imported"
 	noBudget         mutation = "attempts are not counted"
 	slotsStay        mutation = "whoever leaves flight keeps its slots"
@@ -73,4 +76,16 @@ func (e *Engine) mutatedMarks(r *record, now time.Time) []store.Mark {
 		return nil
 	}
 	return r.marks(now)
+}
+
+func (e *Engine) mutatedCharges(r *record) {
+	for i := range r.Charges {
+		c := &r.Charges[i]
+		switch {
+		case e.o.mutation == spendUnknownFree && (r.State == Held || r.State == Released):
+			c.Payments, c.Until = 0, time.Time{}
+		case e.o.mutation == spendAgesEarly && !c.Until.IsZero():
+			c.Until = c.Until.Add(-c.Window / 2)
+		}
+	}
 }

@@ -102,6 +102,7 @@ type hold struct {
 	MatchCount   int
 	Watermark    store.Watermark // frozen by an overlap hold alone
 	Lineage      bool            // lineages were compared under that watermark
+	Lookalike    bool            // recipients and amounts were
 	At           time.Time
 	Waiting      bool
 	WaitingUntil time.Time
@@ -129,7 +130,7 @@ func (h *hold) has(r Reason) bool {
 func (h *hold) anew(cause string) *hold {
 	return &hold{
 		Reasons: h.Reasons, Matches: h.Matches, MatchCount: h.MatchCount,
-		Watermark: h.Watermark, Lineage: h.Lineage, Cause: cause,
+		Watermark: h.Watermark, Lineage: h.Lineage, Lookalike: h.Lookalike, Cause: cause,
 	}
 }
 
@@ -137,6 +138,7 @@ func (h *hold) anew(cause string) *hold {
 type passed struct {
 	Watermark store.Watermark
 	Lineage   bool
+	Lookalike bool
 	// Budget is the domain that the refused Reserve had looked at.
 	Budget string
 }
@@ -171,6 +173,12 @@ type body struct {
 	PaidByHand bool
 	// Checks are those of the attempt whose outcome is unknown; nil: there are none.
 	Checks *checks
+	// PaidAttempts is how many attempts there were then.
+	PaidAttempts int
+	// Charges are what it counts for in the limits of its budget.
+	Charges []charge
+	// SpendPass is the number of the first attempt that a person has let pass the limits; 0: none.
+	SpendPass int
 }
 
 type record struct {

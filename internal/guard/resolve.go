@@ -143,7 +143,10 @@ func (e *Engine) take(cur *record, res Resolution, now time.Time) (pending, erro
 		next.BudgetFrom = len(next.Attempts)
 		next.excuse(false)
 		if h.Watermark != "" {
-			next.Passed = append(next.Passed, passed{Watermark: h.Watermark, Lineage: h.Lineage, Budget: next.Policy.Budget})
+			next.Passed = append(next.Passed, passed{Watermark: h.Watermark, Lineage: h.Lineage, Lookalike: h.Lookalike, Budget: next.Policy.Budget})
+		}
+		if h.has(BudgetExceeded) {
+			next.SpendPass = len(next.Attempts) + 1
 		}
 		if h.has(KeyExpired) {
 			next.Generation++
@@ -157,6 +160,7 @@ func (e *Engine) take(cur *record, res Resolution, now time.Time) (pending, erro
 		p.on = onMarkPaid
 		h.Effect = "Marked as paid: agents get the result as a replay."
 		next.State, next.SettledAt, next.MarkedPaid, next.PaidByHand = Succeeded, now, true, true
+		next.PaidAttempts = len(next.Attempts)
 		next.ProviderReference = clip(res.ProviderReference)
 		next.Response = markedPaid(res)
 	case MarkFailed:

@@ -119,6 +119,7 @@ func TestSimulatorFindsWhatIsTakenOut(t *testing.T) {
 		{m: noFence}, {m: noJoin}, {m: sweepRetries}, {m: sweepForgets}, {m: coversEverything}, {m: everyHoldFreezes},
 		{m: noLaterProbes}, {m: unknownIsFree}, {m: rejectedIsFree}, {m: jumpIgnored}, {m: lostIsNew}, {m: importForgets}, {m: noBudget}, {m: slotsStay},
 		{m: oneCheckIsEnough}, {m: checksAtOnce}, {m: absenceCounts},
+		{m: spendUnlimited}, {m: spendUnknownFree}, {m: spendAgesEarly},
 	}
 	if testing.Short() {
 		bugs = []bug{{rule: claimAfterSend}, {m: coversEverything}, {m: noLaterProbes}}

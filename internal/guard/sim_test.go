@@ -149,6 +149,7 @@ type world struct {
 	jump   time.Duration // how far it has jumped, which nobody has accepted or set right
 	accept bool          // a jump was accepted: engines are told so when they notice
 	loss   loss
+	money  *simMoney  // the limit of the budget; nil: there is none
 	quiet  bool       // nothing goes wrong any more
 	limits *rand.Rand // of the world's own limits, which come and go; nil: there are none
 	window time.Duration
@@ -753,6 +754,7 @@ func (w *world) pay(m *message) {
 		}
 	}
 	w.ledger = append(w.ledger, c)
+	w.judgeSpend(c)
 }
 
 // forgiven says that one of two payments was forgotten by the store, and that whoever
@@ -890,7 +892,7 @@ func (w *world) tellsSuccess(in *simIntent, a Answer, who string) {
 // call is an agent's call through one process.
 func (w *world) call(p *process, in *simIntent, c Call) {
 	ctx := context.Background()
-	pol := w.policy()
+	pol := w.limited(w.policy(), in)
 	who := fmt.Sprintf("p%d call %s", p.id, c.IntentID)
 	if w.rule == claimAfterSend {
 		m := w.send(p, in, 1, nil)
@@ -1416,6 +1418,7 @@ func newWorld(seed uint64, rule worldRule, m mutation, dir string, tracing bool)
 		w.window = 3 * time.Minute
 	}
 	w.stalls = []int{8, 8, 55}[w.rng.IntN(3)]
+	w.money = w.newMoney()
 	for i := range 2 + w.rng.IntN(2) {
 		p := &process{id: i}
 		w.procs = append(w.procs, p)
@@ -1788,6 +1791,7 @@ func (w *world) judgeEnd() {
 		keys = append(keys, k)
 	}
 	sort.Strings(keys)
+	var records []*record
 	for _, k := range keys {
 		in := w.byKey[k]
 		sr, _, err := w.bolt.Get(context.Background(), k)
@@ -1806,6 +1810,8 @@ func (w *world) judgeEnd() {
 			}
 			continue
 		}
+		w.judgeSpendAtTheEnd(in, r)
+		records = append(records, r)
 		if !r.State.Settled() && w.called(in, r) {
 			w.violate("%s is left undecided: %s, hold %d", in.call.IntentID, r.State, r.Hold)
 		}
@@ -1820,6 +1826,7 @@ func (w *world) judgeEnd() {
 			w.violate("%s was paid and is Failed in the end", in.call.IntentID)
 		}
 	}
+	w.judgeMeters(records)
 }
 
 // forgotten: all that was paid of it was before the loss, and no object shows it.

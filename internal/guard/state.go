@@ -60,6 +60,7 @@ const (
 	onCheckBegun   event = "check begun"   // somebody asks the provider what became of it
 	onChecked      event = "status check"  // the provider's answer
 	onTTL          event = "TTL"           //
+	onSpendOver    event = "spend over"    // what it counts for has left the window of a limit
 	onPurge        event = "purge"         // a tombstone's end
 )
 
@@ -118,19 +119,23 @@ var life = []step{
 
 	{Succeeded, onLateSuccess, []State{Succeeded}},
 	{Succeeded, onLateEvidence, []State{Succeeded}},
+	{Succeeded, onSpendOver, []State{Succeeded}},
 	{Succeeded, onTTL, []State{Tombstone}},
 
 	{Failed, onLateSuccess, []State{Succeeded}}, // a refund is owed
 	{Failed, onLateEvidence, []State{Failed}},
+	{Failed, onSpendOver, []State{Failed}},
 	{Failed, onTTL, []State{Tombstone}},
 
 	{Rejected, onLateSuccess, []State{Succeeded}}, // a refund is owed
 	{Rejected, onLateEvidence, []State{Rejected}},
+	{Rejected, onSpendOver, []State{Rejected}},
 	{Rejected, onTTL, []State{Tombstone}},
 
 	{Tombstone, onBlocked, []State{Held}}, // the same ID again: KeyExpired
 	{Tombstone, onLateSuccess, []State{Succeeded}},
 	{Tombstone, onLateEvidence, []State{Tombstone}},
+	{Tombstone, onSpendOver, []State{Tombstone}},
 	{Tombstone, onPurge, []State{None}},
 }
 

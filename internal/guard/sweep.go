@@ -38,11 +38,20 @@ func (r *record) due(o Options) time.Time {
 	case Retryable:
 		return r.Changed.Add(r.Policy.TTL)
 	case Succeeded, Failed, Rejected:
-		return r.SettledAt.Add(r.Policy.TTL)
+		return r.spendDue(r.SettledAt.Add(r.Policy.TTL))
 	case Tombstone:
-		return r.SettledAt.Add(r.Policy.TTL + max(o.TombstoneFor, r.Policy.Window))
+		return r.spendDue(r.purgeAt(o))
 	}
 	return time.Time{}
+}
+
+// purgeAt is when a tombstone stands in nobody's way any more and counts for nothing.
+func (r *record) purgeAt(o Options) time.Time {
+	at := r.SettledAt.Add(r.Policy.TTL + max(o.TombstoneFor, r.Policy.compares()))
+	if _, last := r.spentUntil(); last.After(at) {
+		return last
+	}
+	return at
 }
 
 // step is what time does to the record now; nil: nothing.
@@ -86,6 +95,11 @@ func (e *Engine) step(r *record, now time.Time) *pending {
 	}
 	if at := r.due(e.o); at.IsZero() || now.Before(at) || e.jumped() != nil {
 		return nil // nothing ages by a clock that is wrong
+	}
+	if first, _ := r.spentUntil(); !first.IsZero() && !now.Before(first) {
+		p.on, p.to, p.keepMarks = onSpendOver, r.clone(), true
+		p.to.age(now)
+		return p
 	}
 	switch r.State {
 	case Released:

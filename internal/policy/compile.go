@@ -51,6 +51,8 @@ var defaultRequestHeaders = []string{"accept", "content-type"}
 // The bounds of fields that have some, both ends included.
 var (
 	boundsWindow      = [2]time.Duration{time.Minute, 8760 * time.Hour}
+	boundsLookalike   = [2]time.Duration{time.Second, 8760 * time.Hour}
+	boundsSpendWindow = [2]time.Duration{time.Second, 8760 * time.Hour}
 	boundsTTL         = [2]time.Duration{time.Minute, 8760 * time.Hour}
 	boundsTimeout     = [2]time.Duration{100 * time.Millisecond, 5 * time.Minute}
 	boundsSettleAfter = [2]time.Duration{100 * time.Millisecond, 720 * time.Hour}
@@ -530,6 +532,18 @@ func (t *Tool) compileBudget(tool *v1alpha1.AgentTool, budget *v1alpha1.IntentBu
 	}
 	t.Store = budget.Spec.StoreRef.Name
 	t.Guard = effectiveBudget(budget, t.Guard)
+	var err error
+	if t.spend, err = compileSpend(budget.Spec.Spend); err != nil {
+		return notServed(err)
+	}
+	if len(t.spend) > 0 {
+		// Whoever does not ask for a call is told that nothing can be counted.
+		limits := make([]guard.SpendLimit, len(t.spend))
+		for i := range t.spend {
+			limits[i] = t.spend[i].SpendLimit
+		}
+		t.Guard = t.Guard.WithSpend(limits)
+	}
 	return nil
 }
 
@@ -548,6 +562,11 @@ func CheckBudget(budget *v1alpha1.IntentBudget) error {
 		if l := or(o.Lineage, defaultLineage); l != v1alpha1.LineageCompare && l != v1alpha1.LineageIgnore {
 			return specError("spec.overlap.lineage", "%q is not known: use %s or %s", l, v1alpha1.LineageCompare, v1alpha1.LineageIgnore)
 		}
+		if l := o.Lookalike; l != nil {
+			if _, err := duration("spec.overlap.lookalike.window", &l.Window, 0, boundsLookalike); err != nil {
+				return err
+			}
+		}
 	}
 	if m := budget.Spec.MaxHeld; m != nil {
 		for field, value := range map[string]*int32{"total": m.Total, "perCaller": m.PerCaller} {
@@ -559,7 +578,8 @@ func CheckBudget(budget *v1alpha1.IntentBudget) error {
 			return specError("spec.maxHeld.perCaller", "must not be greater than total")
 		}
 	}
-	return nil
+	_, err := compileSpend(budget.Spec.Spend)
+	return err
 }
 
 // MaxHeld is the effective value of a budget's maxHeld.total.
@@ -578,6 +598,9 @@ func effectiveBudget(budget *v1alpha1.IntentBudget, p guard.Policy) guard.Policy
 		p.Window = overlap.Window.Duration
 	}
 	p.HoldExactMatch = or(overlap.ExactMatch, defaultExactMatch) == v1alpha1.ExactMatchHold
+	if overlap.Lookalike != nil {
+		p.Lookalike = overlap.Lookalike.Window.Duration
+	}
 	p.IgnoreLineage = or(overlap.Lineage, defaultLineage) == v1alpha1.LineageIgnore
 
 	held := v1alpha1.MaxHeldSpec{}

@@ -66,7 +66,10 @@ func TestEffectiveValues(t *testing.T) {
 				}
 			}),
 			budget: refundBudget(func(b *v1alpha1.IntentBudget) {
-				b.Spec.Overlap = &v1alpha1.OverlapSpec{Window: d(time.Hour), ExactMatch: v1alpha1.ExactMatchHold, Lineage: v1alpha1.LineageIgnore}
+				b.Spec.Overlap = &v1alpha1.OverlapSpec{
+					Window: d(time.Hour), ExactMatch: v1alpha1.ExactMatchHold, Lineage: v1alpha1.LineageIgnore,
+					Lookalike: &v1alpha1.LookalikeSpec{Window: *d(2 * time.Minute)},
+				}
 				b.Spec.MaxHeld = &v1alpha1.MaxHeldSpec{Total: p[int32](7), PerCaller: p[int32](3)}
 			}),
 			want: Tool{
@@ -81,7 +84,7 @@ func TestEffectiveValues(t *testing.T) {
 				Queue:        Queue{Timeout: time.Second},
 				MaxBodyBytes: 2 << 10,
 				Guard: guard.Policy{
-					Budget: "refunds", Window: time.Hour, HoldExactMatch: true, IgnoreLineage: true, TTL: time.Hour, Timeout: 3 * time.Second,
+					Budget: "refunds", Window: time.Hour, HoldExactMatch: true, IgnoreLineage: true, Lookalike: 2 * time.Minute, TTL: time.Hour, Timeout: 3 * time.Second,
 					SettleAfter: time.Hour, MaxHeld: 7, MaxHeldPerCaller: 3,
 					MaxInFlight: 10, MaxInFlightPerScope: 1,
 					Rate:          guard.Rate{Every: 142857143, Burst: 5}, // never more often than 7 in a second

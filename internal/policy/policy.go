@@ -37,13 +37,16 @@ type Tool struct {
 	Queue Queue
 	// MaxBodyBytes is how much of an answer's body the record keeps.
 	MaxBodyBytes int64
-	Guard        guard.Policy
+	// Guard is what the guard is told, but for the limits of the budget: see GuardFor.
+	Guard guard.Policy
 
 	// Check is how the provider is asked about an unknown outcome; nil: it is not.
 	Check *StatusCheck
 	// Retry is nil if the gateway tries once a call.
 	Retry *Retry
 
+	// spend are the limits of the tool's budget.
+	spend []spendLimit
 	// identity is nil if the tool is read-only.
 	identity *identity
 	// outcomes are asked in their order; the first that fits wins.

@@ -21,7 +21,7 @@ func TestEveryCaseHasItsTests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	row := regexp.MustCompile(`(?m)^\| ([AKRSOP]\d\d) \| ([^|]+) \| ([^|]+) \|$`)
+	row := regexp.MustCompile(`(?m)^\| ([AKLRSOP]\d\d) \| ([^|]+) \| ([^|]+) \|$`)
 	named := regexp.MustCompile("`([^`]+_test\\.go)` `([^`]+)`")
 	files := map[string][]string{}
 	var found []string
@@ -52,6 +52,7 @@ func TestEveryCaseHasItsTests(t *testing.T) {
 		{letter: "A", from: 1, to: 14},
 		{letter: "K", from: 1, to: 8, additional: []int{10, 11}},
 		{letter: "R", from: 1, to: 37},
+		{letter: "L", from: 1, to: 4},
 		{letter: "S", from: 1, to: 6},
 		{letter: "O", from: 2, to: 5, additional: []int{7, 10}},
 		{letter: "P", from: 2, to: 3},
@@ -71,7 +72,7 @@ func TestEveryCaseHasItsTests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ofCase := regexp.MustCompile(`^[AKRSO]\d\d\b`)
+	ofCase := regexp.MustCompile(`^[AKLRSOP]\d\d\b`)
 	for _, path := range specs {
 		for _, name := range testsIn(t, path) {
 			if !ofCase.MatchString(name) {

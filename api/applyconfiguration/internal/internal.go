@@ -237,6 +237,8 @@ var schemaYAML = typed.YAMLObject(`types:
         elementRelationship: separable
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.ExactMatchPolicy
   scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.ExceedPolicy
+  scalar: string
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.Expression
   scalar: string
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.ExternalPostgres
@@ -509,6 +511,14 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: overlap
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.OverlapSpec
+    - name: spend
+      type:
+        list:
+          elementType:
+            namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.SpendLimit
+          elementRelationship: associative
+          keys:
+          - name
     - name: storeRef
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.StoreReference
@@ -529,10 +539,24 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: observedGeneration
       type:
         scalar: numeric
+    - name: spend
+      type:
+        list:
+          elementType:
+            namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.SpendStatus
+          elementRelationship: associative
+          keys:
+          - name
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.JSONPointer
   scalar: string
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.LineagePolicy
   scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.LookalikeSpec
+  map:
+    fields:
+    - name: window
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Duration
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.MaxHeldSpec
   map:
     fields:
@@ -584,6 +608,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: lineage
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.LineagePolicy
+    - name: lookalike
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.LookalikeSpec
     - name: window
       type:
         namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Duration
@@ -860,6 +887,48 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: secretRef
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.SecretReference
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.SpendLimit
+  map:
+    fields:
+    - name: currency
+      type:
+        scalar: string
+    - name: limit
+      type:
+        scalar: string
+    - name: name
+      type:
+        scalar: string
+    - name: onExceed
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.ExceedPolicy
+    - name: per
+      type:
+        scalar: string
+    - name: window
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Duration
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.SpendStatus
+  map:
+    fields:
+    - name: currency
+      type:
+        scalar: string
+    - name: limit
+      type:
+        scalar: string
+    - name: name
+      type:
+        scalar: string
+    - name: per
+      type:
+        scalar: string
+    - name: reserved
+      type:
+        scalar: string
+    - name: used
+      type:
+        scalar: string
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.StatusCheck
   map:
     fields:

@@ -11,6 +11,9 @@ type IntentBudgetSpecApplyConfiguration struct {
 	StoreRef *StoreReferenceApplyConfiguration `json:"storeRef,omitempty"`
 	// overlap says when two intents overlap. When absent, each of its fields has its effective value.
 	Overlap *OverlapSpecApplyConfiguration `json:"overlap,omitempty"`
+	// spend limits how much money the budget's intents move. Each limit is checked with the step that lets an attempt be sent,
+	// for all gateways together, and holds in any window of its length.
+	Spend []SpendLimitApplyConfiguration `json:"spend,omitempty"`
 	// maxHeld bounds the intents that are held and were never sent; beyond it calls are denied with reason too_many_holds.
 	// When absent, each of its fields has its effective value.
 	MaxHeld *MaxHeldSpecApplyConfiguration `json:"maxHeld,omitempty"`
@@ -35,6 +38,19 @@ func (b *IntentBudgetSpecApplyConfiguration) WithStoreRef(value *StoreReferenceA
 // If called multiple times, the Overlap field is set to the value of the last call.
 func (b *IntentBudgetSpecApplyConfiguration) WithOverlap(value *OverlapSpecApplyConfiguration) *IntentBudgetSpecApplyConfiguration {
 	b.Overlap = value
+	return b
+}
+
+// WithSpend adds the given value to the Spend field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Spend field.
+func (b *IntentBudgetSpecApplyConfiguration) WithSpend(values ...*SpendLimitApplyConfiguration) *IntentBudgetSpecApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithSpend")
+		}
+		b.Spend = append(b.Spend, *values[i])
+	}
 	return b
 }
 

@@ -15,6 +15,8 @@ type IntentBudgetStatusApplyConfiguration struct {
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
 	// held is how many intents of the budget are held and were never sent: what maxHeld bounds.
 	Held *int32 `json:"held,omitempty"`
+	// spend is what counts against each limit of spec.spend now.
+	Spend []SpendStatusApplyConfiguration `json:"spend,omitempty"`
 	// conditions are Ready, and Stalled or Reconciling only while they are true.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 }
@@ -38,6 +40,19 @@ func (b *IntentBudgetStatusApplyConfiguration) WithObservedGeneration(value int6
 // If called multiple times, the Held field is set to the value of the last call.
 func (b *IntentBudgetStatusApplyConfiguration) WithHeld(value int32) *IntentBudgetStatusApplyConfiguration {
 	b.Held = &value
+	return b
+}
+
+// WithSpend adds the given value to the Spend field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Spend field.
+func (b *IntentBudgetStatusApplyConfiguration) WithSpend(values ...*SpendStatusApplyConfiguration) *IntentBudgetStatusApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithSpend")
+		}
+		b.Spend = append(b.Spend, *values[i])
+	}
 	return b
 }
 

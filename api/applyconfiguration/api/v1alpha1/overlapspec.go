@@ -20,6 +20,9 @@ type OverlapSpecApplyConfiguration struct {
 	ExactMatch *apiv1alpha1.ExactMatchPolicy `json:"exactMatch,omitempty"`
 	// lineage says whether lineages are compared too: Compare or Ignore. Effective value when absent: Compare.
 	Lineage *apiv1alpha1.LineagePolicy `json:"lineage,omitempty"`
+	// lookalike holds a call with the same recipient and the same amount as an intent in its way, whatever their tools, callers and scopes.
+	// Calls without a recipient or an amount are not compared so. When absent, no call is.
+	Lookalike *LookalikeSpecApplyConfiguration `json:"lookalike,omitempty"`
 }
 
 // OverlapSpecApplyConfiguration constructs a declarative configuration of the OverlapSpec type for use with
@@ -49,5 +52,13 @@ func (b *OverlapSpecApplyConfiguration) WithExactMatch(value apiv1alpha1.ExactMa
 // If called multiple times, the Lineage field is set to the value of the last call.
 func (b *OverlapSpecApplyConfiguration) WithLineage(value apiv1alpha1.LineagePolicy) *OverlapSpecApplyConfiguration {
 	b.Lineage = &value
+	return b
+}
+
+// WithLookalike sets the Lookalike field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Lookalike field is set to the value of the last call.
+func (b *OverlapSpecApplyConfiguration) WithLookalike(value *LookalikeSpecApplyConfiguration) *OverlapSpecApplyConfiguration {
+	b.Lookalike = value
 	return b
 }

@@ -22,7 +22,7 @@ type PaymentHoldStatusApplyConfiguration struct {
 	WaitingUntil *v1.Time `json:"waitingUntil,omitempty"`
 	// effect says what came of the hold, in a sentence.
 	Effect *string `json:"effect,omitempty"`
-	// cause says why the intent is held again. Present when an earlier hold of the record did not end it.
+	// cause says why the intent is held again, where an earlier hold of the record did not end it, or which limit of the budget it would exceed.
 	Cause *string `json:"cause,omitempty"`
 	// conditions are Held and Resolved, and RefundOwed only once it is true.
 	Conditions []metav1.ConditionApplyConfiguration `json:"conditions,omitempty"`
