@@ -565,7 +565,9 @@ func (w *world) judgeReserve(a *actor, r store.Reserve, res store.Result) {
 		}
 		w.rseq[r.Key][n] = [2]uint64{w.seq, w.covers[r.Key]}
 		w.out[r.Key] = w.storeNow()
-		if w.begun[r.Key]++; w.begun[r.Key] > w.attempts() && w.loss.seq == 0 {
+		// Where another rule is out, its loss must show in the ledger.
+		judged := w.rule == "" && (w.mutation == none || w.mutation == noBudget)
+		if w.begun[r.Key]++; judged && w.begun[r.Key] > w.attempts() && w.loss.seq == 0 {
 			w.violate("%s has had %d attempts, and its budget is %d", w.name(r.Key), w.begun[r.Key], w.attempts())
 		}
 		w.state[r.Key], w.changed[r.Key], w.at[r.Key] = InFlight, w.seq, w.t
