@@ -5,6 +5,7 @@ package controller
 
 import (
 	"errors"
+	"strconv"
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
@@ -112,9 +113,25 @@ func (r *BudgetReconciler) measure(obj *v1alpha1.IntentBudget, now v1alpha1.Inte
 	if r.Metrics == nil || now.Held == nil {
 		return
 	}
-	r.Metrics.SetBudget(metrics.Name{Namespace: obj.Namespace, Name: obj.Name}, metrics.Budget{
-		Held: int(*now.Held), HeldLimit: policy.MaxHeld(obj),
-	})
+	b := metrics.Budget{Held: int(*now.Held), HeldLimit: policy.MaxHeld(obj)}
+	for i := range now.Spend {
+		if s, err := spendShown(&now.Spend[i]); err == nil {
+			b.Spend = append(b.Spend, s)
+		}
+	}
+	r.Metrics.SetBudget(metrics.Name{Namespace: obj.Namespace, Name: obj.Name}, b)
+}
+
+// spendShown is a limit as it is shown. An amount that is no number is one that the
+// status should not have, and is left out.
+func spendShown(s *v1alpha1.SpendStatus) (metrics.Spend, error) {
+	used, err1 := strconv.ParseFloat(s.Used, 64)
+	reserved, err2 := strconv.ParseFloat(s.Reserved, 64)
+	limit, err3 := strconv.ParseFloat(s.Limit, 64)
+	if s.Per != "" {
+		limit = 0 // of each value, and not of their sum
+	}
+	return metrics.Spend{Limit: s.Name, Currency: s.Currency, Used: used, Reserved: reserved, Max: limit}, errors.Join(err1, err2, err3)
 }
 
 func (r *BudgetReconciler) unmeasure(nn types.NamespacedName) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-logr/logr/funcr"
 
+	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 	"github.com/holdfast-dev/holdfast/internal/guard"
 	"github.com/holdfast-dev/holdfast/internal/metrics"
 	"github.com/holdfast-dev/holdfast/internal/metrics/metricstest"
@@ -80,5 +81,24 @@ func TestAHoldIsCountedUnderItsFirstReason(t *testing.T) {
 	}})
 	if want := (metrics.Hold{Namespace: "support", Tool: "refund", Reason: "OutcomeUnknown", State: "Waiting", Since: at}); h != want {
 		t.Errorf("it is %+v, not %+v", h, want)
+	}
+}
+
+func TestSpendIsShown(t *testing.T) {
+	whole := v1alpha1.SpendStatus{Name: "daily", Currency: "USD", Used: "120.50", Reserved: "30", Limit: "500.00"}
+	each := whole
+	each.Per = "object.spec.caller"
+	for _, c := range []struct {
+		status v1alpha1.SpendStatus
+		limit  float64
+	}{{whole, 500}, {each, 0}} {
+		got, err := spendShown(&c.status)
+		if want := (metrics.Spend{Limit: "daily", Currency: "USD", Used: 120.5, Reserved: 30, Max: c.limit}); err != nil || got != want {
+			t.Errorf("it is %+v (%v), not %+v", got, err, want)
+		}
+	}
+	whole.Used = "much"
+	if _, err := spendShown(&whole); err == nil {
+		t.Error("what is no number is shown")
 	}
 }

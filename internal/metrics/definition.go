@@ -117,6 +117,18 @@ var (
 		Name: "holdfast_held_intents_limit", Kind: Gauge, Labels: []string{"namespace", "budget"},
 		Help: "The IntentBudget's `maxHeld.total`. Only from the controllers that lead.",
 	}
+	spendUsed = Definition{
+		Name: "holdfast_spend_used", Kind: Gauge, Labels: []string{"namespace", "budget", "limit", "currency"},
+		Help: "What was settled and has not left the window of an IntentBudget's limit of spend, in major units; of a limit with `per` the sum over all its values. Only from the controllers that lead.",
+	}
+	spendReserved = Definition{
+		Name: "holdfast_spend_reserved", Kind: Gauge, Labels: []string{"namespace", "budget", "limit", "currency"},
+		Help: "What is in flight, or not known to have moved nothing, and counts against the limit together with what is used. Only from the controllers that lead.",
+	}
+	spendLimit = Definition{
+		Name: "holdfast_spend_limit", Kind: Gauge, Labels: []string{"namespace", "budget", "limit", "currency"},
+		Help: "The limit itself. Absent for one with `per`, which limits each value and not the sum. Only from the controllers that lead.",
+	}
 	storeSeconds = Definition{
 		Name: "holdfast_store_duration_seconds", Kind: Histogram, Labels: []string{"namespace", "store", "operation"}, buckets: quick,
 		Help: "Round trips to a store and how long they took, failed ones included. A call that is sent is one `reserve` and one `update`; one whose intent may be known begins with a `get`.",
@@ -140,7 +152,7 @@ var definitions = []*Definition{
 	&callsTotal, &concurrentConflicts, &keyExpiryCollisions, &pollsTotal,
 	&attemptsTotal, &attemptSeconds, &guardSeconds, &resultsNotWritten, &lateResults,
 	&callsInProgress, &callsReading, &callsWaiting, &callsQueued, &callsLimit,
-	&holdsOpen, &holdOldest, &heldIntents, &heldLimit,
+	&holdsOpen, &holdOldest, &heldIntents, &heldLimit, &spendUsed, &spendReserved, &spendLimit,
 	&storeSeconds, &storeErrors, &storeRefused, &storeDurable,
 }
 

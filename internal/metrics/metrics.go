@@ -104,6 +104,16 @@ type Budget struct {
 	Held int
 	// HeldLimit is 0 if there is none.
 	HeldLimit int
+	Spend     []Spend
+}
+
+// Spend is what counts against one limit. The amounts are shown and not decided by, so
+// they need not be exact.
+type Spend struct {
+	Limit, Currency string
+	Used, Reserved  float64
+	// Max is what Used and Reserved may come to together; 0: nothing limits the sum.
+	Max float64
 }
 
 // SetBudget shows an IntentBudget.
@@ -162,6 +172,13 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(&heldIntents, float64(b.Held), name.Namespace, name.Name)
 		if b.HeldLimit > 0 {
 			gauge(&heldLimit, float64(b.HeldLimit), name.Namespace, name.Name)
+		}
+		for _, s := range b.Spend {
+			gauge(&spendUsed, s.Used, name.Namespace, name.Name, s.Limit, s.Currency)
+			gauge(&spendReserved, s.Reserved, name.Namespace, name.Name, s.Limit, s.Currency)
+			if s.Max > 0 {
+				gauge(&spendLimit, s.Max, name.Namespace, name.Name, s.Limit, s.Currency)
+			}
 		}
 	}
 	for name, s := range m.stores {

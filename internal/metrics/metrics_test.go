@@ -117,20 +117,30 @@ func TestStoresAndBudgets(t *testing.T) {
 	name := metrics.Name{Namespace: "support", Name: "payments"}
 	m.SetStore(name, metrics.StoreState{Judged: true, Durable: true})
 	m.SetStore(name, metrics.StoreState{Refused: metrics.MemoryLost})
-	m.SetBudget(name, metrics.Budget{Held: 3, HeldLimit: 10})
+	m.SetBudget(name, metrics.Budget{Held: 3, HeldLimit: 10, Spend: []metrics.Spend{
+		{Limit: "daily", Currency: "USD", Used: 120.5, Reserved: 30, Max: 500},
+		{Limit: "each", Currency: "USD", Used: 1000},
+	}})
 	got := metricstest.Read(t, m)
 	for series, want := range map[string]float64{
-		`holdfast_store_refused{namespace="support",reason="memory_lost",store="payments"}`:  1,
-		`holdfast_store_refused{namespace="support",reason="unavailable",store="payments"}`:  0,
-		`holdfast_store_refused{namespace="support",reason="clock_jumped",store="payments"}`: 0,
-		`holdfast_store_refused{namespace="support",reason="not_durable",store="payments"}`:  0,
-		`holdfast_store_durable{namespace="support",store="payments"}`:                       1,
-		`holdfast_held_intents{budget="payments",namespace="support"}`:                       3,
-		`holdfast_held_intents_limit{budget="payments",namespace="support"}`:                 10,
+		`holdfast_store_refused{namespace="support",reason="memory_lost",store="payments"}`:           1,
+		`holdfast_store_refused{namespace="support",reason="unavailable",store="payments"}`:           0,
+		`holdfast_store_refused{namespace="support",reason="clock_jumped",store="payments"}`:          0,
+		`holdfast_store_refused{namespace="support",reason="not_durable",store="payments"}`:           0,
+		`holdfast_store_durable{namespace="support",store="payments"}`:                                1,
+		`holdfast_held_intents{budget="payments",namespace="support"}`:                                3,
+		`holdfast_held_intents_limit{budget="payments",namespace="support"}`:                          10,
+		`holdfast_spend_used{budget="payments",currency="USD",limit="daily",namespace="support"}`:     120.5,
+		`holdfast_spend_reserved{budget="payments",currency="USD",limit="daily",namespace="support"}`: 30,
+		`holdfast_spend_limit{budget="payments",currency="USD",limit="daily",namespace="support"}`:    500,
+		`holdfast_spend_used{budget="payments",currency="USD",limit="each",namespace="support"}`:      1000,
 	} {
 		if v, ok := got[series]; !ok || v != want {
 			t.Errorf("%s is %v (%v), not %v", series, v, ok, want)
 		}
+	}
+	if each := named(got, `limit="each"`); len(each) != 2 {
+		t.Errorf("a limit of each value is shown as one of the sum: %v", each)
 	}
 	m.RemoveStore(name)
 	m.RemoveBudget(name)

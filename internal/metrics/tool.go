@@ -48,7 +48,9 @@ func newTool(m *Metrics, name Name) *Tool {
 	t.attempt = m.histograms[&attemptSeconds].WithLabelValues(name.Namespace, name.Name)
 	t.guard = m.histograms[&guardSeconds].WithLabelValues(name.Namespace, name.Name)
 	// What an alert looks for must be there before it happens.
-	for verdict, reason := range map[string]string{"ALLOW": "", "REPLAY": "", "CONFLICT": "request"} {
+	for verdict, reason := range map[string]string{
+		"ALLOW": "", "REPLAY": "", "CONFLICT": "request", "DENY": "spend_exceeded", "UNKNOWN_HOLD": "BudgetExceeded",
+	} {
 		t.counter(&callsTotal, verdict, reason)
 	}
 	for _, outcome := range []string{"Succeeded", "Failed", "Retryable", "Pending", "Unknown"} {

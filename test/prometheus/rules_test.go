@@ -130,6 +130,13 @@ var healthy = []string{
 	`holdfast_hold_oldest_age_seconds{` + refund + `,reason="ScopeOverlap"} _x100 30+30x100 _x10 0+30x100`,
 	`holdfast_held_intents{namespace="support",budget="refunds"} 1x480`,
 	`holdfast_held_intents_limit{namespace="support",budget="refunds"} 100x480`,
+	`holdfast_spend_used{namespace="support",budget="refunds",limit="daily",currency="USD"} 10+1x300 10x180`,
+	`holdfast_spend_reserved{namespace="support",budget="refunds",limit="daily",currency="USD"} 20x480`,
+	`holdfast_spend_limit{namespace="support",budget="refunds",limit="daily",currency="USD"} 500x480`,
+	`holdfast_spend_used{namespace="support",budget="refunds",limit="each",currency="USD"} 5000x480`,
+	`holdfast_spend_reserved{namespace="support",budget="refunds",limit="each",currency="USD"} 0x480`,
+	`holdfast_calls_total{` + refund + `,verdict="DENY",reason="spend_exceeded",instance="a"} 0x480`,
+	`holdfast_calls_total{` + refund + `,verdict="UNKNOWN_HOLD",reason="BudgetExceeded",instance="a"} 0x480`,
 	`holdfast_late_results_total{` + refund + `,reason="refund_owed",instance="a"} 0x480`,
 	`holdfast_late_results_total{` + refund + `,reason="disputed",instance="a"} 0x480`,
 	`holdfast_results_not_written_total{` + refund + `,instance="a"} 0x480`,
@@ -185,6 +192,24 @@ var bad = map[string][]struct {
 		why:    "an agent that loops fills the worklist",
 		series: []string{`holdfast_held_intents{namespace="support",budget="refunds"} 0+1x90 90x390`},
 		who:    []string{`{budget="refunds",namespace="support"}`}, after: 40 * time.Minute, before: 50 * time.Minute,
+	}},
+	"HoldfastBudgetNearlySpent": {{
+		why:    "450 of 500, of which 20 are in flight",
+		series: []string{`holdfast_spend_used{namespace="support",budget="refunds",limit="daily",currency="USD"} 10x240 430x240`},
+		who:    []string{`{budget="refunds",currency="USD",limit="daily",namespace="support"}`}, after: 2 * time.Hour, before: 2*time.Hour + 2*time.Minute,
+	}, {
+		why:    "nearly all of it is not known to have moved nothing",
+		series: []string{`holdfast_spend_reserved{namespace="support",budget="refunds",limit="daily",currency="USD"} 20x240 420x240`},
+		who:    []string{`{budget="refunds",currency="USD",limit="daily",namespace="support"}`}, after: 2 * time.Hour, before: 2*time.Hour + 2*time.Minute,
+	}},
+	"HoldfastBudgetSpent": {{
+		why:    "one payment is denied",
+		series: []string{`holdfast_calls_total{` + refund + `,verdict="DENY",reason="spend_exceeded",instance="a"} 0x240 1x240`},
+		who:    []string{`{` + refund + `}`}, after: 2 * time.Hour, before: 2*time.Hour + 3*time.Minute,
+	}, {
+		why:    "one payment is held",
+		series: []string{`holdfast_calls_total{` + refund + `,verdict="UNKNOWN_HOLD",reason="BudgetExceeded",instance="a"} 0x240 1x240`},
+		who:    []string{`{` + refund + `}`}, after: 2 * time.Hour, before: 2*time.Hour + 3*time.Minute,
 	}},
 	"HoldfastRefundOwed": {{
 		why:    "a success after a rejection",
