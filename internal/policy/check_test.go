@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"errors"
 	"net/http"
 	"strings"
 	"testing"
@@ -181,8 +182,8 @@ func TestStatusChecksThatCannotBeUsed(t *testing.T) {
 			tool := checkedTool()
 			c.change(tool)
 			_, err := Compile(tool, refundBudget())
-			spec, ok := err.(*SpecError)
-			if !ok || spec.Field != c.field || !strings.Contains(spec.Message, c.text) {
+			var spec *SpecError
+			if !errors.As(err, &spec) || spec.Field != c.field || !strings.Contains(spec.Message, c.text) {
 				t.Fatalf("%v, want %s: …%s…", err, c.field, c.text)
 			}
 		})
