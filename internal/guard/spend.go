@@ -272,7 +272,7 @@ func (e *Engine) spendEntries(p pending) ([]store.MeterEntry, error) {
 	if p.from != nil {
 		before = p.from.Charges
 	}
-	if p.on == onLateSuccess || p.on == onLateEvidence && !p.keepMarks {
+	if p.on == onLateSuccess || p.on == onLateEvidence && !p.keepMarks || p.on == onChecked && r.State == Succeeded {
 		// What came as news counts from now, also of attempts that had left the window.
 		r.Charges = slices.Clone(r.Charges)
 		for i := range r.Charges {
