@@ -60,6 +60,8 @@ type answer struct {
 	status                  int
 	verdict, intent, reason string
 	attempt                 int
+	// asked: the provider is asked how an unknown outcome ended, which may end the hold.
+	asked bool
 	// after is what it says to wait.
 	after time.Duration
 	body  []byte

@@ -205,6 +205,12 @@ func startLocal(ctx context.Context, o options, docs *documents, p *plan, pool *
 	go func() { served <- g.Start(running) }()
 	var swept sync.WaitGroup
 	swept.Go(func() { sweep(running, engine, log) })
+	checks := g.Checker(engines.All)
+	swept.Go(func() {
+		if err := checks.Start(running); err != nil {
+			log.Error(err, "unknown outcomes are not asked about any more")
+		}
+	})
 	l := &local{url: "http://" + listener.Addr().String(), token: who.token, notes: notes}
 	l.keyOf = func(ctx context.Context, intent string) string {
 		a, err := engine.Poll(ctx, guard.Key{Namespace: p.namespace, Tool: p.tool, Caller: who.caller().Username, IntentID: intent})

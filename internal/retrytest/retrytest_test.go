@@ -62,7 +62,7 @@ kind: RetryTest
 spec:
   call:
     headers: {Idempotency-Key: "{{intent}}"}
-    body: {accountId: a1, orderId: "{{order}}", amount: "10.0{{number}}", memo: "sent {{now}}, request {{call}}"}
+    body: {accountId: a1, orderId: "{{order}}", amount: "{{number}}.00", memo: "sent {{now}}, request {{call}}"}
   effects:
     http: {url: "LEDGER/charges?orderId={{order}}", count: body.entries}
 `
@@ -386,4 +386,31 @@ EOF`, strings.Replace(strings.TrimPrefix(s.ledger, "http://"), ":", "/", 1)))
 			t.Errorf("got %+v, %v", f, err)
 		}
 	})
+}
+
+// A tool whose answers say nothing is asked what became of it, as by any gateway.
+func TestAToolIsAskedWhatBecameOfIt(t *testing.T) {
+	s := newShop(t, func(ledger string) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			body, err := io.ReadAll(r.Body)
+			if err != nil {
+				return
+			}
+			status, text, err := pass(ledger, r, body, r.Header.Get("Idempotency-Key"))
+			if err != nil || r.Method == http.MethodPost {
+				// So long that the next call meets it in flight.
+				timer := time.NewTimer(300 * time.Millisecond)
+				defer timer.Stop()
+				<-timer.C
+				status, text = http.StatusInternalServerError, nil
+			}
+			w.WriteHeader(status)
+			_, _ = w.Write(text)
+		}
+	})
+	s.change("  idempotency: {key: {header: Idempotency-Key}}\n", `  idempotency: {key: {header: Idempotency-Key}, inFlight: {mode: Reject}}
+  unknownOutcome: StatusCheck
+  statusCheck: {path: 'path("charges", intent.key)', outcome: 'response.status == 200 ? "Succeeded" : "Unknown"', finality: SettleAfter}
+`)
+	says(t, s.test(Passed, "--local"), "One effect in each of 4 scenarios.")
 }

@@ -286,6 +286,7 @@ func (t *tester) agent(ctx context.Context, one *trial) outcome {
 		case err != nil:
 			last = outcome{err: err}
 		default:
+			a.asked = t.toolObject != nil && t.toolObject.Spec.StatusCheck != nil
 			noting.Lock()
 			one.answers = append(one.answers, a)
 			noting.Unlock()
@@ -293,7 +294,9 @@ func (t *tester) agent(ctx context.Context, one *trial) outcome {
 			if !a.again() {
 				return last
 			}
-			wait = max(a.after, 100*time.Millisecond)
+			if a.after > 0 {
+				wait = a.after
+			}
 		}
 		if pause(ctx, wait) != nil {
 			return last
@@ -309,6 +312,8 @@ func (a *answer) again() bool {
 	case "DENY":
 		// Too many holds wait for people, whom nobody awaits here.
 		return a.after > 0 && a.reason != "too_many_holds" && (a.status == 429 || a.status == 502 || a.status == 503)
+	case "UNKNOWN_HOLD":
+		return a.asked && a.reason == "OutcomeUnknown"
 	case "ALLOW": // the upstream's own answer, of which the gateway knows that nothing was moved
 		return a.after > 0 && (a.status == 429 || a.status == 503)
 	}

@@ -87,7 +87,7 @@ spec:
   call:
     method: POST
     headers: {Idempotency-Key: "{{intent}}"}
-    body: {accountId: %q, orderId: "{{order}}", amount: "10.0{{number}}", memo: "request {{call}}"}
+    body: {accountId: %q, orderId: "{{order}}", amount: "{{number}}.00", memo: "request {{call}}"}
   effects:
     http: {url: "%s/charges?orderId={{order}}", count: body.entries}
 `, tool.Name, w.namespace, all.ProviderURL())...)
