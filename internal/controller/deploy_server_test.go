@@ -315,7 +315,12 @@ func (n *node) open() store.Store {
 	var err error
 	if n.s.Spec.Postgres != nil {
 		dsn := strings.Replace(string(n.secret().Data[workload.DSNKey]), workload.Endpoint(n.s), "127.0.0.1:"+strconv.Itoa(n.port), 1)
-		st, err = postgres.Open(postgres.Options{DSN: dsn})
+		// As the controllers open it: a connection that is made later reads the Secret of then.
+		st, err = postgres.Open(postgres.Options{DSN: dsn, Password: func(context.Context) (string, error) {
+			s := &corev1.Secret{}
+			err := n.get(workload.SecretName(n.s), s)
+			return string(s.Data[workload.KeyPassword]), err
+		}})
 	} else {
 		st, err = redis.Open(redis.Options{
 			Addresses: []string{"127.0.0.1:" + strconv.Itoa(n.port)}, Namespace: "n", TLS: n.clientTLS(),
