@@ -152,6 +152,22 @@ func (e *Engine) now(ctx context.Context, boot time.Duration) (time.Time, error)
 	return page.Now, err
 }
 
+// noEarlier is a time that the store's clock has not passed yet, if it goes right. What now
+// gives is behind it by as long as the answer was on its way, commit and all: too early for
+// what is to be remembered for a time from now on.
+func (e *Engine) noEarlier(now time.Time) time.Time {
+	boot := e.o.Clock.Now().Boot
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.clock.agreed == 0 || e.clock.jumped {
+		return now
+	}
+	if at := e.clock.should(boot); at.After(now) {
+		return at
+	}
+	return now
+}
+
 // list asks for a page.
 func (e *Engine) list(ctx context.Context, l store.List) (store.Page, error) {
 	q := e.ask(e.o.Clock.Now().Boot)

@@ -279,7 +279,7 @@ func (e *Engine) spendEntries(p pending) ([]store.MeterEntry, error) {
 			r.Charges[i].From = 0
 		}
 	}
-	r.recount(p.now, !p.keepMarks)
+	r.recount(e.noEarlier(p.now), !p.keepMarks)
 	e.mutatedCharges(r)
 
 	limits := r.limits(p.on == onCall && e.o.mutation != spendUnlimited)
