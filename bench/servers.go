@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	started "github.com/holdfast-dev/holdfast/hack/dev/process"
 	"github.com/holdfast-dev/holdfast/hack/dev/servers"
@@ -47,13 +48,35 @@ func (s *redisServer) place(name string) place {
 	return place{kind: "redis", at: s.Address(), name: name, password: s.Password()}
 }
 
-// sync turns syncing on or off, for loading in bulk.
+// sync turns syncing on or off, for loading in bulk. Once it is on again the log is as
+// short as it can be: else the server would begin to shorten it while it is measured.
 func (s *redisServer) sync(ctx context.Context, on bool) error {
 	answer, err := s.Do(ctx, "CONFIG", "SET", "appendfsync", map[bool]string{true: "always", false: "no"}[on])
 	if err == nil && answer != "OK" {
 		err = errors.New(answer)
 	}
-	return err
+	if err != nil || !on {
+		return err
+	}
+	if _, err := s.Do(ctx, "BGREWRITEAOF"); err != nil {
+		return err
+	}
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		info, err := s.Do(ctx, "INFO", "persistence")
+		if err != nil {
+			return err
+		}
+		if strings.Contains(info, "aof_rewrite_in_progress:0") && strings.Contains(info, "aof_rewrite_scheduled:0") {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 // size is what all records take in memory.
