@@ -12,7 +12,7 @@
 -- → the count, and then: 'written', time, version; 'mismatch', time, record, body;
 -- 'blocked', time, watermark, and what search returned; 'full', time, index;
 -- 'epoch', the store's.
-local REMOVE, KEEP, REPLACE = 0, 1, 2
+local REMOVE, KEEP = 0, 1
 local NOTAG = '\0\0\0\0\0\0\0\0\0\0\0\0'
 -- METERS is where the meters begin. A record's value has three bytes for the length of
 -- its marks and its meter entries.
@@ -93,16 +93,14 @@ end
 
 -- What becomes of the marks. The end of one lies in its record, so that for the same marks
 -- again nothing changes but the rank and the end of those that lie in sorted sets.
-local marks, same = ARGV[10], mode == KEEP
-if same then
+local marks = ARGV[10]
+if mode == KEEP then
   marks, ends = oldMarks, oldEnds
   if oldFlags >= OWNENDS then
     flags = flags + OWNENDS
   end
-else
-  same = oldMarks == marks
 end
-local known = same and flags < OWNENDS
+local known = marks == oldMarks and flags < OWNENDS
 if known then
   n = 0
 end
