@@ -45,14 +45,7 @@ type CheckPolicy struct {
 
 // wait is that before the next check, after so many.
 func (p *CheckPolicy) wait(made int) time.Duration {
-	wait := min(p.Initial, p.Max)
-	for range made {
-		if wait >= p.Max/time.Duration(max(p.Factor, 1)) {
-			return p.Max
-		}
-		wait *= time.Duration(p.Factor)
-	}
-	return wait
+	return backoff(p.Initial, p.Max, p.Factor, made)
 }
 
 // checks are those of one attempt: number and nonce are their fence.

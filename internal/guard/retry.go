@@ -23,12 +23,18 @@ type RetryBudget struct {
 
 // longest is the longest wait after so many attempts.
 func (b *RetryBudget) longest(attempts int) time.Duration {
-	wait := min(b.Initial, b.Max)
-	for range attempts - 1 {
-		if wait >= b.Max/time.Duration(b.Factor) {
-			return b.Max
+	return backoff(b.Initial, b.Max, b.Factor, attempts-1)
+}
+
+// backoff is a wait that became factor times longer so many times, up to most.
+func backoff(wait, most time.Duration, factor, times int) time.Duration {
+	by := time.Duration(max(factor, 1))
+	wait = min(wait, most)
+	for range times {
+		if wait >= most/by {
+			return most
 		}
-		wait *= time.Duration(b.Factor)
+		wait *= by
 	}
 	return wait
 }

@@ -309,19 +309,8 @@ func checkTimes(field string, s *v1alpha1.StatusCheck, p *guard.CheckPolicy) err
 	if s.Backoff != nil {
 		backoff = *s.Backoff
 	}
-	if p.Initial, err = duration(field+".backoff.initial", backoff.Initial, defaultCheckInitial, boundsCheckInitial); err != nil {
-		return err
-	}
-	if p.Factor, err = whole(field+".backoff.factor", backoff.Factor, defaultCheckFactor, boundsCheckFactor); err != nil {
-		return err
-	}
-	if p.Max, err = duration(field+".backoff.max", backoff.Max, max(defaultCheckMax, p.Initial), boundsCheckMax); err != nil {
-		return err
-	}
-	if p.Max < p.Initial {
-		return specError(field+".backoff.max", "is %v, which is less than initial, %v", p.Max, p.Initial)
-	}
-	return nil
+	p.Initial, p.Max, p.Factor, err = checkBackoff.read(field+".backoff", backoff.Initial, backoff.Max, backoff.Factor)
+	return err
 }
 
 func (t *Tool) compileCheck(field string, s *v1alpha1.StatusCheck) (*StatusCheck, error) {

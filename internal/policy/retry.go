@@ -23,17 +23,8 @@ func (t *Tool) compileRetryBudget(spec *v1alpha1.RetryBudget) error {
 	if spec.Backoff != nil {
 		backoff = *spec.Backoff
 	}
-	if budget.Initial, err = duration(field+".backoff.initial", backoff.Initial, defaultBackoffInitial, boundsInitial); err != nil {
+	if budget.Initial, budget.Max, budget.Factor, err = retryBackoff.read(field+".backoff", backoff.Initial, backoff.Max, backoff.Factor); err != nil {
 		return err
-	}
-	if budget.Factor, err = whole(field+".backoff.factor", backoff.Factor, defaultBackoffFactor, boundsFactor); err != nil {
-		return err
-	}
-	if budget.Max, err = duration(field+".backoff.max", backoff.Max, max(defaultBackoffMax, budget.Initial), boundsMax); err != nil {
-		return err
-	}
-	if budget.Max < budget.Initial {
-		return specError(field+".backoff.max", "is %v, which is less than initial, %v", budget.Max, budget.Initial)
 	}
 	// Where a call does not wait for others, it has as long as one attempt may take.
 	retry.Patience = t.Upstream.Timeout
