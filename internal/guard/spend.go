@@ -358,7 +358,7 @@ func (r *record) times(n int) (string, error) {
 	if _, err := exact.Mul(d, d, apd.New(int64(n), 0)); err != nil {
 		return "", fmt.Errorf("%w: %d payments of %s: %w", ErrInvariant, n, r.Amount.Value, err)
 	}
-	return plain(d), nil
+	return store.PlainDecimal(d), nil
 }
 
 // exact never rounds.
@@ -373,16 +373,6 @@ func decimal(text string) (*apd.Decimal, error) {
 		return nil, fmt.Errorf("%w: amount %q: %w", ErrCorrupt, text, err)
 	}
 	return d, nil
-}
-
-// plain is without an exponent; empty for 0.
-func plain(d *apd.Decimal) string {
-	if d.IsZero() {
-		return ""
-	}
-	var short apd.Decimal
-	short.Reduce(d)
-	return short.Text('f')
 }
 
 // limits are those of the policy that the record's next attempt must keep.
@@ -535,7 +525,7 @@ func (e *Engine) denySpend(ctx context.Context, from, next *record, x *SpendExce
 		// It is for the caller's information: without it the answer is as right.
 		if left, err := e.left(ctx, from, next, m); err == nil {
 			if x.Left = "0"; left.Sign() > 0 {
-				x.Left = plain(left)
+				x.Left = store.PlainDecimal(left)
 			}
 		}
 	}
@@ -572,7 +562,7 @@ func (e *Engine) Spend(ctx context.Context, budget, name, currency string) (Spen
 			}
 		}
 		if *sum = "0"; !total.IsZero() {
-			*sum = plain(total)
+			*sum = store.PlainDecimal(total)
 		}
 	}
 	return out, nil

@@ -11,6 +11,8 @@ import (
 
 	"github.com/cockroachdb/apd/v3"
 	"go.etcd.io/bbolt"
+
+	"github.com/holdfast-dev/holdfast/internal/store"
 )
 
 // maxFindings bounds what Check reports of a file that is damaged all over.
@@ -209,8 +211,8 @@ func (c *checker) checkMeters() error {
 		return err
 	})
 	for meter, sum := range sums {
-		if have := string(c.sums.Get([]byte(meter))); have != canonical(sum) {
-			c.add("meter %q says %q, its entries come to %s", meter, have, canonical(sum))
+		if have := string(c.sums.Get([]byte(meter))); have != store.PlainDecimal(sum) {
+			c.add("meter %q says %q, its entries come to %s", meter, have, store.PlainDecimal(sum))
 		}
 	}
 	if n := count(c.sums); n != len(sums) {

@@ -33,16 +33,6 @@ func decimal(text string) (*apd.Decimal, error) {
 	return d, nil
 }
 
-// canonical is the shortest plain form, and empty for 0.
-func canonical(d *apd.Decimal) string {
-	if d.IsZero() {
-		return ""
-	}
-	var short apd.Decimal
-	short.Reduce(d)
-	return short.Text('f')
-}
-
 // meter computes what the entries come to, and names the first meter that would be
 // raised above its limit. It writes nothing.
 func (t *txn) meter(id uint64, entries []store.MeterEntry) (changes []change, full string, err error) {
@@ -77,7 +67,7 @@ func (t *txn) meter(id uint64, entries []store.MeterEntry) (changes []change, fu
 				return nil, e.Meter, nil
 			}
 		}
-		changes = append(changes, change{meter: e.Meter, amount: canonical(after), sum: canonical(sum)})
+		changes = append(changes, change{meter: e.Meter, amount: store.PlainDecimal(after), sum: store.PlainDecimal(sum)})
 	}
 	return changes, "", nil
 }

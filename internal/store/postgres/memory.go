@@ -115,12 +115,9 @@ func (m *memory) disowned(epoch, next string, number int64) {
 
 // wrote notes the epoch of a write.
 func (m *memory) wrote(epoch string) {
-	for _, e := range m.epochs {
-		if string(e) == epoch {
-			return
-		}
+	if !slices.ContainsFunc(m.epochs, func(e []byte) bool { return string(e) == epoch }) {
+		m.epochs = append(m.epochs, []byte(epoch))
 	}
-	m.epochs = append(m.epochs, []byte(epoch))
 }
 
 // beaten notes that the store counts so many writes: those up to there need no other

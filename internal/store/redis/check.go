@@ -11,6 +11,8 @@ import (
 
 	"github.com/cockroachdb/apd/v3"
 	"github.com/valkey-io/valkey-go"
+
+	"github.com/holdfast-dev/holdfast/internal/store"
 )
 
 // maxFindings bounds what Check reports of a store that is damaged all over.
@@ -215,9 +217,7 @@ func (c *checker) run() error {
 		if want["sums"] == nil {
 			want["sums"] = map[string]string{}
 		}
-		var short apd.Decimal
-		short.Reduce(sum)
-		want["sums"][meter] = short.Text('f')
+		want["sums"][meter] = store.PlainDecimal(sum)
 	}
 	delete(c.hashes, "meta")
 	compare(c, "hash", want, c.hashes)

@@ -29,6 +29,7 @@ package redis
 // another end), the hash, the tag, the end. Entries: hash, length, decimal.
 
 import (
+	"cmp"
 	"crypto/sha256"
 	_ "embed"
 	"encoding/binary"
@@ -349,10 +350,5 @@ func canonical(text string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%w: decimal %q", store.ErrInvalid, text)
 	}
-	if d.IsZero() {
-		return "0", nil
-	}
-	var short apd.Decimal
-	short.Reduce(d)
-	return short.Text('f'), nil
+	return cmp.Or(store.PlainDecimal(d), "0"), nil
 }
