@@ -288,6 +288,10 @@ func TestLanes(t *testing.T) {
 			}
 		}
 		s = open(t, options)
+		// The lanes are read on the first connection: a write that is planned before does without.
+		if _, err := s.Standing(context.Background()); err != nil {
+			t.Fatal(err)
+		}
 		admin, watch := server.admin(t, "postgres"), server.admin(t, "postgres")
 		for one := range usesOfString {
 			for other := range usesOfString {
