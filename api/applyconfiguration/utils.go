@@ -50,6 +50,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.HoldRecordApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("HoldResolution"):
 		return &apiv1alpha1.HoldResolutionApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("HoldSummary"):
+		return &apiv1alpha1.HoldSummaryApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("HTTPUpstream"):
 		return &apiv1alpha1.HTTPUpstreamApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("IdempotencySpec"):

@@ -271,6 +271,30 @@ const (
 	HoldVoid HoldState = "Void"
 )
 
+// HoldSummary is a hold as one line of a worklist.
+type HoldSummary struct {
+	// amount is what the intent moves, with its currency, such as 49.99 USD. Absent when the tool declares none.
+	// +optional
+	// +kubebuilder:validation:MaxLength=256
+	Amount string `json:"amount,omitempty"`
+
+	// reasons are all that hold the intent, in one text, such as ScopeOverlap,Lookalike.
+	// +optional
+	// +kubebuilder:validation:MaxLength=256
+	Reasons string `json:"reasons,omitempty"`
+
+	// overlaps is the intent that stands most in the way, with its state, and how many more there are: plan-1/call-1 (Succeeded) and 2 more.
+	// Absent when nothing stands in the way.
+	// +optional
+	// +kubebuilder:validation:MaxLength=256
+	Overlaps string `json:"overlaps,omitempty"`
+}
+
+// HoldSentence is a line of a hold's explanation.
+//
+// +kubebuilder:validation:MaxLength=1024
+type HoldSentence string
+
 // PaymentHoldStatus is where the hold stands, as the record says.
 type PaymentHoldStatus struct {
 	// observedGeneration is the generation of the spec that this status speaks of.
@@ -297,6 +321,17 @@ type PaymentHoldStatus struct {
 	// +kubebuilder:validation:MaxLength=2048
 	Cause string `json:"cause,omitempty"`
 
+	// summary is the hold as kubectl get shows it.
+	// +optional
+	Summary *HoldSummary `json:"summary,omitempty"`
+
+	// explanation says in sentences what is held, why and what can be done, and shows the intent beside those that stand in its way.
+	// Long values are shortened there; spec has them whole.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	Explanation []HoldSentence `json:"explanation,omitempty"`
+
 	// conditions are Held and Resolved, and RefundOwed only once it is true.
 	// +optional
 	// +listType=map
@@ -314,9 +349,9 @@ type PaymentHoldStatus struct {
 // +kubebuilder:selectablefield:JSONPath=`.status.state`
 // +kubebuilder:printcolumn:name="Tool",type=string,JSONPath=`.spec.toolRef.name`
 // +kubebuilder:printcolumn:name="Intent",type=string,JSONPath=`.spec.intentID`
-// +kubebuilder:printcolumn:name="Amount",type=string,JSONPath=`.spec.amount.value`
-// +kubebuilder:printcolumn:name="Currency",type=string,JSONPath=`.spec.amount.currency`
-// +kubebuilder:printcolumn:name="Reasons",type=string,JSONPath=`.spec.reasons`
+// +kubebuilder:printcolumn:name="Amount",type=string,JSONPath=`.status.summary.amount`
+// +kubebuilder:printcolumn:name="Reasons",type=string,JSONPath=`.status.summary.reasons`
+// +kubebuilder:printcolumn:name="Overlaps",type=string,JSONPath=`.status.summary.overlaps`
 // +kubebuilder:printcolumn:name="State",type=string,JSONPath=`.status.state`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:printcolumn:name="Recipient",type=string,JSONPath=`.spec.recipient`,priority=1

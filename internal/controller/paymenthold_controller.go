@@ -46,6 +46,8 @@ const (
 	reasonOwnCaller     = "OwnCaller"
 	reasonRefundOwed    = "RefundOwed"
 	reasonDisputed      = "Disputed"
+	reasonSent          = "Sent"
+	reasonSettled       = "Settled"
 	reasonStoreNotKnown = "StoreNotServed"
 )
 
@@ -75,6 +77,15 @@ type HoldReconciler struct {
 	// distrusted are objects whose resolution was found while it could be forged, by
 	// UID, and why. Their status says it too, once that is written.
 	distrusted sync.Map
+	// told is what was last told of objects, by name: the cache may still show the status
+	// from before the last write, and nothing is told twice.
+	told sync.Map
+}
+
+// toldOf is one piece of news of one object.
+type toldOf struct {
+	uid   types.UID
+	state v1alpha1.HoldState
 }
 
 // SetupWithManager watches the holds, and what the worklist has seen.
@@ -109,6 +120,9 @@ type finding struct {
 func (r *HoldReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var obj v1alpha1.PaymentHold
 	if err := r.Client.Get(ctx, req.NamespacedName, &obj); err != nil {
+		if apierrors.IsNotFound(err) {
+			r.told.Delete(req.NamespacedName)
+		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if !obj.DeletionTimestamp.IsZero() {
@@ -347,6 +361,14 @@ func (r *HoldReconciler) resolve(ctx context.Context, engine *guard.Engine, obj 
 
 // holdStatus says what was found.
 func holdStatus(obj *v1alpha1.PaymentHold, f finding) *v1alpha1.PaymentHoldStatus {
+	next := standing(obj, f)
+	next.Summary = summaryOf(obj)
+	next.Explanation = explain(obj, next)
+	return next
+}
+
+// standing says where the hold stands.
+func standing(obj *v1alpha1.PaymentHold, f finding) *v1alpha1.PaymentHoldStatus {
 	next := &v1alpha1.PaymentHoldStatus{ObservedGeneration: obj.Generation}
 	set := newConditions(obj.Status.Conditions, obj.Generation)
 	if f.unknown != "" {
@@ -415,6 +437,10 @@ func (r *HoldReconciler) tell(obj *v1alpha1.PaymentHold, was, now *v1alpha1.Paym
 	if was.State == now.State {
 		return
 	}
+	news := toldOf{obj.UID, now.State}
+	if last, ok := r.told.Swap(client.ObjectKeyFromObject(obj), news); ok && last == news {
+		return
+	}
 	switch now.State {
 	case v1alpha1.HoldHeld, v1alpha1.HoldWaiting:
 		note := fmt.Sprintf("Intent %q of %s waits for a person: %v", obj.Spec.IntentID, obj.Spec.Caller, obj.Spec.Reasons)
@@ -451,15 +477,13 @@ const (
 // record's last hold, or on the tool if it was never held.
 func (w *Worklist) tell(ctx context.Context, c guard.Change) {
 	v := c.Intent
+	w.tellGoesOn(ctx, c)
 	if !contradicts(c) {
 		return
 	}
 	var about runtime.Object
-	if v.HoldCount > 0 {
-		var hold v1alpha1.PaymentHold
-		if err := w.Client.Get(ctx, types.NamespacedName{Namespace: v.Namespace, Name: guard.HoldName(v.Key, v.HoldCount)}, &hold); err == nil {
-			about = &hold
-		}
+	if hold := w.lastHold(ctx, v); hold != nil {
+		about = hold
 	}
 	if about == nil {
 		var tool v1alpha1.AgentTool
@@ -475,5 +499,47 @@ func (w *Worklist) tell(ctx context.Context, c guard.Change) {
 	if v.Disputed {
 		w.Events.Eventf(about, nil, corev1.EventTypeWarning, reasonDisputed, "Settle", "%s",
 			clip(fmt.Sprintf("A late result contradicts what is on the record of intent %q of %s. Look at the provider's ledger.", v.IntentID, v.Caller), maxNote))
+	}
+}
+
+// lastHold is the object of the record's newest hold; nil: it had none, or none is there.
+func (w *Worklist) lastHold(ctx context.Context, v guard.View) *v1alpha1.PaymentHold {
+	if v.HoldCount == 0 {
+		return nil
+	}
+	var hold v1alpha1.PaymentHold
+	if err := w.Client.Get(ctx, types.NamespacedName{Namespace: v.Namespace, Name: guard.HoldName(v.Key, v.HoldCount)}, &hold); err != nil {
+		return nil
+	}
+	return &hold
+}
+
+// tellGoesOn makes an event of what became of a payment after a person's word: that it
+// was sent, and how it ended. The process that took the step tells it, so it is told once.
+func (w *Worklist) tellGoesOn(ctx context.Context, c guard.Change) {
+	v := c.Intent
+	sent := c.From == guard.Released && c.To == guard.InFlight
+	settled := c.From == guard.InFlight && (c.To == guard.Succeeded || c.To == guard.Failed)
+	if !sent && !settled {
+		return
+	}
+	hold := w.lastHold(ctx, v)
+	if hold == nil || hold.Spec.Resolution == nil {
+		return
+	}
+	switch {
+	case sent:
+		w.Events.Eventf(hold, nil, corev1.EventTypeNormal, reasonSent, "Send", "%s",
+			clip(fmt.Sprintf("Intent %q of %s was called again after the release, and is sent: attempt %d.", v.IntentID, v.Caller, len(v.Attempts)), maxNote))
+	case c.To == guard.Succeeded:
+		reference := ""
+		if v.ProviderReference != "" {
+			reference = "; provider reference " + v.ProviderReference
+		}
+		w.Events.Eventf(hold, nil, corev1.EventTypeNormal, reasonSettled, "Settle", "%s",
+			clip(fmt.Sprintf("Intent %q of %s succeeded%s.", v.IntentID, v.Caller, reference), maxNote))
+	default:
+		w.Events.Eventf(hold, nil, corev1.EventTypeNormal, reasonSettled, "Settle", "%s",
+			clip(fmt.Sprintf("Intent %q of %s failed: nothing was moved.", v.IntentID, v.Caller), maxNote))
 	}
 }

@@ -165,7 +165,9 @@ func TestPaymentHoldsReadLikeAWorklist(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { mustDelete(t, hold) })
-		writeStatus(t, hold, map[string]any{"state": state})
+		writeStatus(t, hold, map[string]any{"state": state, "summary": map[string]any{
+			"amount": "49.99 USD", "reasons": "ScopeOverlap,Lookalike", "overlaps": "sess_abc-1 (Succeeded) and 2 more",
+		}})
 	}
 	out, errOut, err := kubectl(t.Context(), "get", "holds", "--namespace", namespace, "--field-selector", "status.state=Held,spec.toolRef.name=issue-refund")
 	if err != nil {
@@ -175,10 +177,10 @@ func TestPaymentHoldsReadLikeAWorklist(t *testing.T) {
 	if len(lines) != 2 {
 		t.Fatalf("one hold is held, got:\n%s", out)
 	}
-	if got, want := strings.Join(strings.Fields(lines[0]), " "), "NAME TOOL INTENT AMOUNT CURRENCY REASONS STATE AGE"; got != want {
+	if got, want := strings.Join(strings.Fields(lines[0]), " "), "NAME TOOL INTENT AMOUNT REASONS OVERLAPS STATE AGE"; got != want {
 		t.Errorf("columns are %q, want %q", got, want)
 	}
-	if got, want := strings.Join(strings.Fields(lines[1])[:7], " "), `worklist-1 issue-refund sess_abc-4 49.99 USD ["ScopeOverlap"] Held`; got != want {
+	if got, want := strings.Join(strings.Fields(lines[1])[:12], " "), `worklist-1 issue-refund sess_abc-4 49.99 USD ScopeOverlap,Lookalike sess_abc-1 (Succeeded) and 2 more Held`; got != want {
 		t.Errorf("the row is %q, want %q", got, want)
 	}
 	for _, name := range []string{"hold", "holds", "guardrails"} {

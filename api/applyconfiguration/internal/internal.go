@@ -365,8 +365,22 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: result
       type:
         scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.HoldSentence
+  scalar: string
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.HoldState
   scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.HoldSummary
+  map:
+    fields:
+    - name: amount
+      type:
+        scalar: string
+    - name: overlaps
+      type:
+        scalar: string
+    - name: reasons
+      type:
+        scalar: string
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.HostPort
   scalar: string
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.IdempotencySpec
@@ -717,12 +731,21 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: effect
       type:
         scalar: string
+    - name: explanation
+      type:
+        list:
+          elementType:
+            namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.HoldSentence
+          elementRelationship: atomic
     - name: observedGeneration
       type:
         scalar: numeric
     - name: state
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.HoldState
+    - name: summary
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.HoldSummary
     - name: waitingUntil
       type:
         namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time

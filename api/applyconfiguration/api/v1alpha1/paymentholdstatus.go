@@ -24,6 +24,11 @@ type PaymentHoldStatusApplyConfiguration struct {
 	Effect *string `json:"effect,omitempty"`
 	// cause says why the intent is held again, where an earlier hold of the record did not end it, or which limit of the budget it would exceed.
 	Cause *string `json:"cause,omitempty"`
+	// summary is the hold as kubectl get shows it.
+	Summary *HoldSummaryApplyConfiguration `json:"summary,omitempty"`
+	// explanation says in sentences what is held, why and what can be done, and shows the intent beside those that stand in its way.
+	// Long values are shortened there; spec has them whole.
+	Explanation []apiv1alpha1.HoldSentence `json:"explanation,omitempty"`
 	// conditions are Held and Resolved, and RefundOwed only once it is true.
 	Conditions []metav1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 }
@@ -71,6 +76,24 @@ func (b *PaymentHoldStatusApplyConfiguration) WithEffect(value string) *PaymentH
 // If called multiple times, the Cause field is set to the value of the last call.
 func (b *PaymentHoldStatusApplyConfiguration) WithCause(value string) *PaymentHoldStatusApplyConfiguration {
 	b.Cause = &value
+	return b
+}
+
+// WithSummary sets the Summary field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Summary field is set to the value of the last call.
+func (b *PaymentHoldStatusApplyConfiguration) WithSummary(value *HoldSummaryApplyConfiguration) *PaymentHoldStatusApplyConfiguration {
+	b.Summary = value
+	return b
+}
+
+// WithExplanation adds the given value to the Explanation field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Explanation field.
+func (b *PaymentHoldStatusApplyConfiguration) WithExplanation(values ...apiv1alpha1.HoldSentence) *PaymentHoldStatusApplyConfiguration {
+	for i := range values {
+		b.Explanation = append(b.Explanation, values[i])
+	}
 	return b
 }
 
