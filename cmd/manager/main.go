@@ -48,6 +48,7 @@ const (
 	minGrace      = time.Second
 	minDrain      = time.Second
 	minStore      = 500 * time.Millisecond
+	minCollect    = 10 * time.Second
 )
 
 // apiPatience is how long the CRDs may take to be served at the start.
@@ -65,6 +66,7 @@ type flags struct {
 	settlement              time.Duration
 	margin, grace, draining time.Duration
 	storeTimeout            time.Duration
+	collectAfter            time.Duration
 	log                     zap.Options
 	// evidence is the log without the sampling of bursts.
 	evidence logr.Logger
@@ -92,6 +94,7 @@ func (f *flags) bind(fs *flag.FlagSet) {
 	fs.DurationVar(&f.grace, "lease-grace", 2*time.Second, "The time after a lease's end in which nobody judges it. At least "+minGrace.String()+".")
 	fs.DurationVar(&f.storeTimeout, "store-timeout", 3*time.Second, "How long a Redis or PostgreSQL may take for one question. At least "+minStore.String()+".")
 	fs.DurationVar(&f.draining, "drain-timeout", time.Minute, "How long calls in progress may take to end when the process does. At least "+minDrain.String()+".")
+	fs.DurationVar(&f.collectAfter, "collect-after", 7*24*time.Hour, "How long a PaymentHold stays in the cluster once it is resolved or void. What it was about stays in the record. At least "+minCollect.String()+".")
 	f.log.BindFlags(fs)
 }
 
@@ -111,6 +114,7 @@ func (f *flags) check() error {
 		{"lease-grace", f.grace, minGrace},
 		{"drain-timeout", f.draining, minDrain},
 		{"store-timeout", f.storeTimeout, minStore},
+		{"collect-after", f.collectAfter, minCollect},
 	} {
 		if d.is < d.atLeast {
 			return fmt.Errorf("--%s is %s, which is too short for a machine that is busy: use at least %s", d.name, d.is, d.atLeast)
@@ -206,7 +210,7 @@ func run(ctx context.Context, f flags) (err error) {
 	}
 	var op *controller.Operator
 	op, err = controller.Setup(mgr, live, controller.Options{
-		Namespace: f.namespace, DataDir: dataDir, StoreTimeout: f.storeTimeout,
+		Namespace: f.namespace, DataDir: dataDir, StoreTimeout: f.storeTimeout, CollectAfter: f.collectAfter,
 		Controllers: f.controllers, Gateway: f.gateway, GatewayName: controller.GatewayName(f.gatewayName),
 		Dial: func(ctx context.Context, namespace, network, address string) (net.Conn, error) {
 			at := addresses

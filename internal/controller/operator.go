@@ -8,6 +8,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -44,6 +45,8 @@ type Options struct {
 	DataDir string
 	// StoreTimeout bounds a question to a store's server; 0: the driver's own.
 	StoreTimeout time.Duration
+	// CollectAfter is how long an object stays once it is over; 7 days.
+	CollectAfter time.Duration
 	// Dial reaches stores' servers for a namespace. It judges every address.
 	Dial Dial
 	// Guard are the options of every engine; Observe is set here.
@@ -152,7 +155,9 @@ func Setup(mgr ctrl.Manager, live client.Client, o Options) (*Operator, error) {
 			Looked: op.stores.looked, Look: worklist.look,
 		}
 		reconcilers = append(reconcilers, op.budgets, op.holds)
-		runnables = append(runnables, gateways)
+		runnables = append(runnables, gateways, &Collector{
+			Client: cached, Live: live, Engines: engines, Leading: leads, After: cmp.Or(o.CollectAfter, collectAfter),
+		})
 	}
 	if o.Gateway {
 		presence := NewPresence(o.Namespace, o.GatewayName, cached, live, op.serves)

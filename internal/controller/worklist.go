@@ -1,7 +1,7 @@
 // This file gives every hold of every record its face in the cluster.
 //
-// The records are the truth: each second they are walked, and what is missing is
-// made. So a PaymentHold that somebody deleted comes back, and one that was lost in
+// The records are the truth: each second, or as often as their number allows, they are
+// walked, and what is missing is made. So a PaymentHold that somebody deleted comes back, and one that was lost in
 // a crash between record and object is made all the same.
 
 package controller
@@ -33,6 +33,11 @@ import (
 
 const (
 	worklistTick = time.Second
+	// restPerWalk is how many times as long as a walk took there is none, maxRest the longest
+	// that is: many holds, or a slow store, must not keep process and store busy. What
+	// changes meanwhile is shown at once all the same.
+	restPerWalk = 5
+	maxRest     = 30 * time.Second
 	// walkTimeout bounds one walk, so that one bad store cannot stop the others for good.
 	walkTimeout = 30 * time.Second
 	// changesKept is how many steps may wait to be told. What is dropped the next walk finds.
@@ -87,18 +92,23 @@ func (w *Worklist) Start(ctx context.Context) error {
 	tick := time.NewTicker(worklistTick)
 	defer tick.Stop()
 	for {
-		if err := w.walk(ctx); err != nil && ctx.Err() == nil && err.Error() != w.failed {
+		began := time.Now()
+		err := w.walk(ctx)
+		ended := time.Now()
+		rest := time.Duration(0)
+		if err != nil && ctx.Err() == nil && err.Error() != w.failed {
 			w.failed = err.Error()
 			log.FromContext(ctx).Error(err, "not all holds could be shown; trying on")
 		} else if err == nil {
 			w.failed = ""
+			rest = min(restPerWalk*ended.Sub(began), maxRest)
 		}
 		for waiting := true; waiting; {
 			select {
 			case <-ctx.Done():
 				return nil
 			case <-tick.C:
-				waiting = false
+				waiting = time.Since(ended) < rest
 			case c := <-w.changes:
 				w.changed(ctx, c)
 			}
@@ -194,7 +204,7 @@ func (w *Worklist) walkStore(ctx context.Context, served guard.Served, walked fu
 	}
 	walked(open)
 	var objects v1alpha1.PaymentHoldList
-	if err := w.Client.List(ctx, &objects, client.InNamespace(served.Namespace)); err != nil {
+	if err := w.Client.List(ctx, &objects, client.InNamespace(served.Namespace), client.UnsafeDisableDeepCopy); err != nil { // they are only read
 		return errors.Join(append(errs, err)...)
 	}
 	for i := range objects.Items {
