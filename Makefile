@@ -42,6 +42,7 @@ build: ## Build the manager and the test provider into bin/.
 generate: bin/controller-gen ## Generate code and CRDs from the types in api/, and the table of metrics.
 	bin/controller-gen object crd applyconfiguration paths=./api/v1alpha1 output:crd:artifacts:config=config/crd/bases
 	go run ./hack/metricsdoc docs/metrics.md
+	go run ./hack/argocd config/argocd
 
 .PHONY: lint
 lint: ## Run the linters.
@@ -79,6 +80,8 @@ test: ## Run all tests, those against a real API server and from outside include
 	if [[ "$(PKG)" == ./... ]]; then \
 		echo "test: the alert rules and the dashboard, on Prometheus' own engine"; \
 		go test -C test/prometheus -mod=readonly $(TESTFLAGS) ./...; \
+		echo "test: what Argo CD, Flux and kstatus make of the kinds"; \
+		go test -C test/gitops -mod=readonly $(TESTFLAGS) ./...; \
 	fi; \
 	if [[ $$(go env CGO_ENABLED) == 1 ]]; then \
 		echo "test: once more with the race detector: $(RACE_PKG)"; \

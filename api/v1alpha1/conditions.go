@@ -5,7 +5,7 @@
 package v1alpha1
 
 const (
-	// ConditionReady is true when the object does its work. AgentTool, IntentBudget and IdempotencyStore have it.
+	// ConditionReady is true when the object does its work. Every kind has it; a PaymentHold's work is to tell how the hold stands.
 	ConditionReady = "Ready"
 	// ConditionAccepted is true when the AgentTool's spec is valid and its references hold.
 	ConditionAccepted = "Accepted"

@@ -332,7 +332,7 @@ type PaymentHoldStatus struct {
 	// +kubebuilder:validation:MaxItems=64
 	Explanation []HoldSentence `json:"explanation,omitempty"`
 
-	// conditions are Held and Resolved, and RefundOwed only once it is true.
+	// conditions are Ready, Held and Resolved, and RefundOwed only once it is true. Ready says that this status tells how the hold stands.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -372,7 +372,7 @@ type PaymentHold struct {
 
 	// status is where the hold stands.
 	// +optional
-	// +kubebuilder:default={conditions: {{type: "Held", status: "Unknown", reason: "Pending", message: "Waiting for the operator", lastTransitionTime: "1970-01-01T00:00:00Z"}, {type: "Resolved", status: "Unknown", reason: "Pending", message: "Waiting for the operator", lastTransitionTime: "1970-01-01T00:00:00Z"}}}
+	// +kubebuilder:default={conditions: {{type: "Ready", status: "Unknown", reason: "Pending", message: "Waiting for the operator", lastTransitionTime: "1970-01-01T00:00:00Z"}, {type: "Held", status: "Unknown", reason: "Pending", message: "Waiting for the operator", lastTransitionTime: "1970-01-01T00:00:00Z"}, {type: "Resolved", status: "Unknown", reason: "Pending", message: "Waiting for the operator", lastTransitionTime: "1970-01-01T00:00:00Z"}}}
 	Status PaymentHoldStatus `json:"status,omitzero"`
 }
 

@@ -374,6 +374,7 @@ func standing(obj *v1alpha1.PaymentHold, f finding) *v1alpha1.PaymentHoldStatus 
 	if f.unknown != "" {
 		// The last state stands, as what it was.
 		next.State, next.Effect, next.Cause, next.WaitingUntil = obj.Status.State, obj.Status.Effect, obj.Status.Cause, obj.Status.WaitingUntil
+		set.set(v1alpha1.ConditionReady, metav1.ConditionFalse, reasonStoreNotKnown, f.unknown)
 		set.set(v1alpha1.ConditionHeld, metav1.ConditionUnknown, reasonStoreNotKnown, f.unknown)
 		if f.withheld != "" {
 			set.set(v1alpha1.ConditionResolved, metav1.ConditionFalse, f.reason, f.withheld)
@@ -385,6 +386,7 @@ func standing(obj *v1alpha1.PaymentHold, f finding) *v1alpha1.PaymentHoldStatus 
 	}
 	v := f.view
 	next.State = v1alpha1.HoldState(v.State)
+	set.set(v1alpha1.ConditionReady, metav1.ConditionTrue, string(v.State), "The status tells how the hold stands.")
 	next.Effect, next.Cause = clip(v.Effect, maxMessage), clip(v.Cause, maxMessage)
 	unresolved := func() {
 		if f.withheld != "" {

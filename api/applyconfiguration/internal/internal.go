@@ -654,6 +654,11 @@ var schemaYAML = typed.YAMLObject(`types:
           message: Waiting for the operator
           reason: Pending
           status: Unknown
+          type: Ready
+        - lastTransitionTime: "1970-01-01T00:00:00Z"
+          message: Waiting for the operator
+          reason: Pending
+          status: Unknown
           type: Held
         - lastTransitionTime: "1970-01-01T00:00:00Z"
           message: Waiting for the operator

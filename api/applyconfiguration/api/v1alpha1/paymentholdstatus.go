@@ -29,7 +29,7 @@ type PaymentHoldStatusApplyConfiguration struct {
 	// explanation says in sentences what is held, why and what can be done, and shows the intent beside those that stand in its way.
 	// Long values are shortened there; spec has them whole.
 	Explanation []apiv1alpha1.HoldSentence `json:"explanation,omitempty"`
-	// conditions are Held and Resolved, and RefundOwed only once it is true.
+	// conditions are Ready, Held and Resolved, and RefundOwed only once it is true. Ready says that this status tells how the hold stands.
 	Conditions []metav1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 }
 
