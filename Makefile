@@ -39,8 +39,9 @@ build: ## Build the manager and the test provider into bin/.
 	go build -buildvcs=false -o bin/ ./cmd/manager ./test/provider/cmd/provider
 
 .PHONY: generate
-generate: bin/controller-gen ## Generate code and CRDs from the types in api/, and the table of metrics.
+generate: bin/controller-gen bin/crd-ref-docs ## Generate code, CRDs and docs/api.md from the types in api/, the table of metrics, and Argo CD's ConfigMap.
 	bin/controller-gen object crd applyconfiguration paths=./api/v1alpha1 output:crd:artifacts:config=config/crd/bases
+	bin/crd-ref-docs --source-path=./api/v1alpha1 --config=hack/tools/reference/config.yaml --templates-dir=hack/tools/reference --renderer=markdown --log-level=ERROR --output-path=docs/api.md
 	go run ./hack/metricsdoc docs/metrics.md
 	go run ./hack/argocd config/argocd
 
@@ -115,3 +116,6 @@ clean: down ## End what runs and remove what was built here; caches stay.
 
 bin/controller-gen: hack/tools/go.mod hack/tools/go.sum
 	go build -C hack/tools -mod=readonly -buildvcs=false -o $(CURDIR)/$@ sigs.k8s.io/controller-tools/cmd/controller-gen
+
+bin/crd-ref-docs: hack/tools/go.mod hack/tools/go.sum
+	go build -C hack/tools -mod=readonly -buildvcs=false -o $(CURDIR)/$@ github.com/elastic/crd-ref-docs

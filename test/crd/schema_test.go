@@ -159,7 +159,7 @@ func TestANewObjectIsPending(t *testing.T) {
 		"AgentTool":        {"Accepted", "Programmed", "Ready"},
 		"IntentBudget":     {"Ready"},
 		"IdempotencyStore": {"Durable", "EpochAccepted", "Ready"},
-		"PaymentHold":      {"Ready", "Held", "Resolved"},
+		"PaymentHold":      {"Held", "Ready", "Resolved"},
 	}
 	seen := map[string]bool{}
 	for _, o := range append(samples, hold) {
