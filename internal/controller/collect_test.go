@@ -24,7 +24,7 @@ func (w *world) gone(name string) {
 		var o v1alpha1.PaymentHold
 		if err := w.get(name, &o); !apierrors.IsNotFound(err) {
 			since = time.Time{}
-			return fmt.Errorf("PaymentHold %s should be gone: %v, %s", name, err, o.Status.State)
+			return fmt.Errorf("PaymentHold %s should be gone: %s, %s", name, said(err), o.Status.State)
 		}
 		if since.IsZero() {
 			since = time.Now()
