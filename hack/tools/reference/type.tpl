@@ -7,14 +7,14 @@
 Used in{{ range $type.SortedReferences }} {{ markdownRenderTypeLink . }}{{ end }}.
 {{ end }}
 {{- if $type.Validation }}
-{{ range $type.Validation }}* {{ replace ": {}" "" . }}
+{{ range $type.Validation }}* {{ if hasPrefix "Pattern:" . }}Pattern, see the schema{{ else }}{{ replace ": {}" "" . }}{{ end }}
 {{ end }}
 {{- end }}
 {{- if $type.Members }}
 | field | type | what it says | bounds |
 | --- | --- | --- | --- |
 {{ range $type.Members -}}
-| `{{ .Name }}` | {{ markdownRenderType .Type }} | {{ if eq .Name "metadata" }}metadata is the object's standard metadata.{{ else }}{{ markdownRenderFieldDoc .Doc | replace "<br />" " " }}{{ end }} | {{ range $i, $v := .Validation }}{{ if $i }}; {{ end }}{{ markdownRenderFieldDoc $v | replace ": \\{\\}" "" }}{{ end }} |
+| `{{ .Name }}` | {{ markdownRenderType .Type }} | {{ if eq .Name "metadata" }}metadata is the object's standard metadata.{{ else }}{{ markdownRenderFieldDoc .Doc | replace "<br />" " " }}{{ end }} | {{ range $i, $v := .Validation }}{{ if $i }}; {{ end }}{{ if hasPrefix "Pattern:" $v }}Pattern{{ else }}{{ markdownRenderFieldDoc $v | replace ": \\{\\}" "" }}{{ end }}{{ end }} |
 {{ end }}
 {{- end }}
 {{- if $type.EnumValues }}
