@@ -86,6 +86,12 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.PaymentHoldSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("PaymentHoldStatus"):
 		return &apiv1alpha1.PaymentHoldStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PaymentIntent"):
+		return &apiv1alpha1.PaymentIntentApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PaymentIntentSpec"):
+		return &apiv1alpha1.PaymentIntentSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PaymentIntentStatus"):
+		return &apiv1alpha1.PaymentIntentStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("PostgresDeployment"):
 		return &apiv1alpha1.PostgresDeploymentApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("PostgresStore"):

@@ -21,7 +21,12 @@ const (
 	ConditionHeld = "Held"
 	// ConditionResolved is true when the resolution of a PaymentHold has been taken by the record.
 	ConditionResolved = "Resolved"
-	// ConditionRefundOwed is true on the newest PaymentHold of an intent that was paid although it counted as not paid, or twice.
+	// ConditionAdmitted is true when a PaymentIntent is registered and nothing forbids it to be sent.
+	ConditionAdmitted = "Admitted"
+	// ConditionSettled is true when the end of a PaymentIntent is known.
+	ConditionSettled = "Settled"
+	// ConditionRefundOwed is true on the newest PaymentHold of an intent that was paid although it counted as not paid, or twice, and on
+	// its PaymentIntent.
 	ConditionRefundOwed = "RefundOwed"
 	// ConditionReconciling is present, and true, only while the operator works on the object.
 	ConditionReconciling = "Reconciling"

@@ -37,6 +37,7 @@ func addKnownTypes(s *runtime.Scheme) error {
 		&IdempotencyStore{}, &IdempotencyStoreList{},
 		&IntentBudget{}, &IntentBudgetList{},
 		&PaymentHold{}, &PaymentHoldList{},
+		&PaymentIntent{}, &PaymentIntentList{},
 	)
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil

@@ -173,9 +173,9 @@ type HoldResolution struct {
 
 // PaymentHoldSpec is what was held and why, as it was then, and the resolution.
 //
-// +kubebuilder:validation:XValidation:rule="self.toolRef == oldSelf.toolRef && self.caller == oldSelf.caller && self.intentID == oldSelf.intentID && self.hold == oldSelf.hold && self.scope == oldSelf.scope && self.fingerprint == oldSelf.fingerprint && self.record == oldSelf.record && self.reasons == oldSelf.reasons",message="spec says what was held and cannot change: only resolution can be set, once"
+// +kubebuilder:validation:XValidation:rule="self.toolRef == oldSelf.toolRef && self.caller == oldSelf.caller && self.intentID == oldSelf.intentID && self.hold == oldSelf.hold && self.scope == oldSelf.scope && self.record == oldSelf.record && self.reasons == oldSelf.reasons",message="spec says what was held and cannot change: only resolution can be set, once"
 // +kubebuilder:validation:XValidation:rule="has(self.lineage) == has(oldSelf.lineage) && (!has(self.lineage) || self.lineage == oldSelf.lineage) && has(self.amount) == has(oldSelf.amount) && (!has(self.amount) || self.amount == oldSelf.amount) && has(self.recipient) == has(oldSelf.recipient) && (!has(self.recipient) || self.recipient == oldSelf.recipient)",message="spec says what was held and cannot change: only resolution can be set, once"
-// +kubebuilder:validation:XValidation:rule="has(self.matches) == has(oldSelf.matches) && (!has(self.matches) || self.matches == oldSelf.matches) && has(self.matchCount) == has(oldSelf.matchCount) && (!has(self.matchCount) || self.matchCount == oldSelf.matchCount)",message="spec says what was held and cannot change: only resolution can be set, once"
+// +kubebuilder:validation:XValidation:rule="has(self.fingerprint) == has(oldSelf.fingerprint) && (!has(self.fingerprint) || self.fingerprint == oldSelf.fingerprint) && has(self.matches) == has(oldSelf.matches) && (!has(self.matches) || self.matches == oldSelf.matches) && has(self.matchCount) == has(oldSelf.matchCount) && (!has(self.matchCount) || self.matchCount == oldSelf.matchCount)",message="spec says what was held and cannot change: only resolution can be set, once"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.resolution) || (has(self.resolution) && self.resolution == oldSelf.resolution)",message="resolution is set already and cannot be changed or removed: if it cannot be taken, the operator makes a new hold"
 type PaymentHoldSpec struct {
 	// toolRef names the AgentTool that was called.
@@ -222,8 +222,9 @@ type PaymentHoldSpec struct {
 	// +kubebuilder:validation:MaxLength=4096
 	Recipient string `json:"recipient,omitempty"`
 
-	// fingerprint is the digest of the canonical call without its volatile fields.
-	// +required
+	// fingerprint is the digest of the canonical call without its volatile fields. Absent where the intent was registered without one and
+	// never called.
+	// +optional
 	// +kubebuilder:validation:MaxLength=71
 	// +kubebuilder:validation:Pattern=`^sha256:[0-9a-f]{64}$`
 	Fingerprint string `json:"fingerprint,omitempty"`

@@ -33,6 +33,7 @@ var kinds = map[string]reflect.Type{
 	"IdempotencyStore": reflect.TypeFor[v1alpha1.IdempotencyStore](),
 	"IntentBudget":     reflect.TypeFor[v1alpha1.IntentBudget](),
 	"PaymentHold":      reflect.TypeFor[v1alpha1.PaymentHold](),
+	"PaymentIntent":    reflect.TypeFor[v1alpha1.PaymentIntent](),
 }
 
 // CheckAPI returns ErrOldAPI with what is missing. The API server publishes a CRD some

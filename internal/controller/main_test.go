@@ -235,6 +235,8 @@ type world struct {
 	*testing.T
 	ns  string
 	ctx context.Context
+	// uid is that of the agent's ServiceAccount.
+	uid string
 }
 
 func newWorld(t *testing.T) *world {
@@ -242,7 +244,7 @@ func newWorld(t *testing.T) *world {
 	ctx := context.Background()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "t-"}}
 	must(t, admin.Create(ctx, ns))
-	w := &world{T: t, ns: ns.Name, ctx: ctx}
+	w := &world{T: t, ns: ns.Name, ctx: ctx, uid: "uid"}
 	must(t, admin.Create(ctx, &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: ns.Name, Name: "alice-resolves"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "holdfast-resolver"},
@@ -250,7 +252,7 @@ func newWorld(t *testing.T) *world {
 	}))
 	// The next test's process must not find this one's objects without their files.
 	t.Cleanup(func() {
-		for _, o := range []client.Object{&v1alpha1.AgentTool{}, &v1alpha1.IntentBudget{}, &v1alpha1.IdempotencyStore{}, &v1alpha1.PaymentHold{}} {
+		for _, o := range []client.Object{&v1alpha1.AgentTool{}, &v1alpha1.IntentBudget{}, &v1alpha1.IdempotencyStore{}, &v1alpha1.PaymentHold{}, &v1alpha1.PaymentIntent{}} {
 			if err := admin.DeleteAllOf(ctx, o, client.InNamespace(w.ns)); err != nil {
 				t.Errorf("clear away: %v", err)
 			}
@@ -375,8 +377,8 @@ func (w *world) try(p *process, tool, id, order, amount string) (guard.Answer, e
 	}
 	c := guard.Call{
 		Key:       guard.Key{Namespace: w.ns, Tool: tool, Caller: w.agent(), IntentID: i.IntentID},
-		CallerUID: "uid", Scope: i.Scope, Lineage: i.Lineage, Amount: i.Amount, Recipient: i.Recipient,
-		Fingerprint: i.Fingerprint, IdentityHash: i.IdentityHash,
+		CallerUID: w.uid, Scope: i.Scope, Lineage: i.Lineage, Amount: i.Amount, Recipient: i.Recipient,
+		Fingerprint: i.Fingerprint, IdentityHash: i.IdentityHash, AmountHash: i.AmountHash, RecipientHash: i.RecipientHash,
 	}
 	return e.Admit(w.ctx, c, t.GuardFor(&c))
 }

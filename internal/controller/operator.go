@@ -70,6 +70,7 @@ type Operator struct {
 	budgets *BudgetReconciler
 	tools   *ToolReconciler
 	holds   *HoldReconciler
+	intents *IntentReconciler
 	client  client.Client
 
 	beginning *beginning
@@ -154,7 +155,10 @@ func Setup(mgr ctrl.Manager, live client.Client, o Options) (*Operator, error) {
 			Client: cached, Live: live, Engines: engines, Memory: memory, Gate: NewGate(live), Events: recorder,
 			Looked: op.stores.looked, Look: worklist.look,
 		}
-		reconcilers = append(reconcilers, op.budgets, op.holds)
+		op.intents = &IntentReconciler{
+			Client: cached, Live: live, Engines: engines, Served: op.Served, Events: recorder, Look: worklist.lookIntents,
+		}
+		reconcilers = append(reconcilers, op.budgets, op.holds, op.intents)
 		runnables = append(runnables, gateways, &Collector{
 			Client: cached, Live: live, Engines: engines, Leading: leads, After: cmp.Or(o.CollectAfter, collectAfter),
 		})

@@ -28,6 +28,7 @@ const (
 	ownerBudget  = "holdfast-intentbudget"
 	ownerTool    = "holdfast-agenttool"
 	ownerHold    = "holdfast-paymenthold"
+	ownerIntent  = "holdfast-paymentintent"
 	ownerGateway = "holdfast-gateway"
 )
 

@@ -89,6 +89,8 @@ func conditionsOf(o client.Object) []metav1.Condition {
 		return o.Status.Conditions
 	case *v1alpha1.IntentBudget:
 		return o.Status.Conditions
+	case *v1alpha1.AgentTool:
+		return o.Status.Conditions
 	}
 	return nil
 }

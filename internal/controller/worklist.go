@@ -60,6 +60,9 @@ type Worklist struct {
 
 	changes chan guard.Change
 	look    chan event.GenericEvent
+	// lookIntents names PaymentIntents, and intents is how far the walks have come with them.
+	lookIntents chan event.GenericEvent
+	intents     intentTurns
 	// next is where the next walk goes on among the holds that are over, for each store.
 	next map[string]int
 	// failed is the last walk's error, so that it is logged once.
@@ -72,7 +75,7 @@ type Worklist struct {
 func NewWorklist(cached, live client.Client, engines *guard.Engines, recorder events.EventRecorder, leading func() bool) *Worklist {
 	return &Worklist{
 		Client: cached, Live: live, Engines: engines, Events: recorder, Leading: leading,
-		changes: make(chan guard.Change, changesKept), look: make(chan event.GenericEvent), next: map[string]int{},
+		changes: make(chan guard.Change, changesKept), look: make(chan event.GenericEvent), lookIntents: make(chan event.GenericEvent), next: map[string]int{},
 	}
 }
 
@@ -132,6 +135,9 @@ func (w *Worklist) changed(ctx context.Context, c guard.Change) {
 			w.lookAt(ctx, v.Namespace, guard.HoldName(v.Key, v.HoldCount-1))
 		}
 	}
+	if v.Registration != nil && v.Registration.Face != "" && w.Leading() {
+		w.lookAtIntent(ctx, v.Namespace, v.Registration.Face)
+	}
 	w.tell(ctx, c)
 }
 
@@ -175,7 +181,7 @@ func (w *Worklist) walk(ctx context.Context) error {
 		}
 	}
 	w.measure(open)
-	return errors.Join(errs...)
+	return errors.Join(append(errs, w.lookAtIntents(ctx))...)
 }
 
 // walkStore is walk for one store. walked is told of its open holds once all were seen.
@@ -196,6 +202,9 @@ func (w *Worklist) walkStore(ctx context.Context, served guard.Served, walked fu
 			open = append(open, openHold(v))
 			if err := w.show(ctx, served.Engine, v); err != nil {
 				errs = append(errs, fmt.Errorf("hold %s: %w", v.Hold.Name, err))
+			}
+			if err := w.showFace(ctx, v); err != nil {
+				errs = append(errs, fmt.Errorf("PaymentIntent %s: %w", v.Registration.Face, err))
 			}
 		}
 		if cursor = next; cursor == "" {

@@ -30,6 +30,7 @@ const (
 	actDoNotPay     = "do_not_pay_again"
 	actEarlierID    = "use_the_earlier_intent_id"
 	actNewIntent    = "use_a_new_intent_id"
+	actRegister     = "register_first"
 	actStop         = "stop"
 )
 
@@ -173,6 +174,14 @@ func fromGuard(a guard.Answer, who access.Caller) *problem {
 		case guard.ReasonRejected:
 			return set(http.StatusForbidden, "rejected", "The payment was rejected", actStop,
 				"A person has rejected this payment. Do not send it again, also not under another intent ID."+ask)
+		case guard.ReasonExpired:
+			return set(http.StatusForbidden, "expired", "The intent's time is over", actNewIntent,
+				notSent(v)+". The intent was registered, and was not paid in the time for which that was valid, so it will not be sent any more. "+
+					"If the payment is still wanted, register it as a new one, with a new intent ID."+ask)
+		case guard.ReasonNotRegistered:
+			return set(http.StatusForbidden, "not-registered", "The intent was not registered", actRegister,
+				notSent(v)+": this tool takes only payments that were registered before. Register this one first, under the same intent ID: "+
+					"PUT its scope, amount and recipient to the tool's path with /intents/ and the ID. Then send the same request again.")
 		case guard.ReasonMarkedPaid:
 			return set(http.StatusForbidden, "marked-paid", "The payment was made", actStop,
 				"A person has confirmed that this was paid, before the store lost its memory. Whose the answer is can no longer be told. Do not pay it again."+ask)

@@ -90,6 +90,15 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 				e.giveBack(&pass)
 				return a, nil
 			}
+			if cur.overdue(now) {
+				a.Verdict, a.Reason = Deny, ReasonExpired
+				e.giveBack(&pass)
+				return a, nil
+			}
+			if unregistered(p, cur) {
+				e.giveBack(&pass)
+				return e.notRegistered(c.Key, cur), nil
+			}
 			if wait, refused := cur.refuseRetry(&c, &retryAsked); refused {
 				a.Verdict, a.Reason, a.RetryAfter = Deny, ReasonRetryRatio, max(wait, time.Millisecond)
 				e.giveBack(&pass)
@@ -113,8 +122,9 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 		w.Key = key
 		lost := from == nil && e.forgot(p, now)
 		uncounted := next.uncounted()
+		pass.unregistered = unregistered(p, cur)
 		// What is only asked about learns what stands in its way, and is written in no case.
-		asks := lost || pass.refused || uncounted != nil || c.Behind && p.limited()
+		asks := lost || pass.refused || pass.unregistered || uncounted != nil || c.Behind && p.limited()
 		if asks {
 			// It takes no slot, and need not wait for those who do.
 			w.Meters = append(slices.DeleteFunc(w.Meters, isSlot), neverWritten)
@@ -164,27 +174,18 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 				return a, err
 			}
 		case store.OverLimit:
+			if pass.unregistered {
+				return e.notRegistered(c.Key, cur), nil
+			}
 			if pass.refused {
 				return e.rateLimited(c.Key, cur, &pass), nil
 			}
-			h := &hold{}
-			if !lost {
-				x := uncounted
-				if x == nil {
-					x = next.exceeded(res.Meter)
+			if x := next.overLimit(uncounted, res.Meter); !lost && x == nil {
+				if a, ok := e.noSlot(c.Key, cur, res.Meter); ok {
+					return a, nil
 				}
-				if x == nil {
-					if a, ok := e.noSlot(c.Key, cur, res.Meter); ok {
-						return a, nil
-					}
-					return Answer{}, fmt.Errorf("%w: a Reserve cannot be %s by %q", ErrInvariant, res.Outcome, res.Meter)
-				}
-				if !x.Limit.Hold {
-					return e.denySpend(ctx, from, next, x), nil
-				}
-				h.Reasons, h.Cause = []Reason{BudgetExceeded}, x.cause()
 			}
-			a, again, err := e.holdCall(ctx, &cur, notBegun(cur, next), p, h, !lost, res.Now)
+			a, again, err := e.overLimit(ctx, &cur, next, p, uncounted, lost, res.Result)
 			if !again {
 				return a, err
 			}
@@ -193,6 +194,31 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 		}
 	}
 	return Answer{}, ErrContended
+}
+
+// overLimit is the limit of spend that refused a Reserve; nil: it was another meter.
+func (r *record) overLimit(uncounted *SpendExceeded, meter string) *SpendExceeded {
+	if uncounted != nil {
+		return uncounted
+	}
+	return r.exceeded(meter)
+}
+
+// overLimit answers where a limit of spend, or the loss of the memory, has refused a
+// Reserve. again: the record has changed, look once more.
+func (e *Engine) overLimit(ctx context.Context, cur **record, next *record, p Policy, uncounted *SpendExceeded, lost bool, res store.Result) (Answer, bool, error) {
+	h := &hold{}
+	if !lost {
+		x := next.overLimit(uncounted, res.Meter)
+		switch {
+		case x == nil:
+			return Answer{}, false, fmt.Errorf("%w: a Reserve cannot be %s by %q", ErrInvariant, res.Outcome, res.Meter)
+		case !x.Limit.Hold:
+			return e.denySpend(ctx, *cur, next, x), false, nil
+		}
+		h.Reasons, h.Cause = []Reason{BudgetExceeded}, x.cause()
+	}
+	return e.holdCall(ctx, cur, notBegun(*cur, next), p, h, !lost, res.Now)
 }
 
 // doubts says why an attempt must not be sent though its Reserve was written.
@@ -223,21 +249,28 @@ func (e *Engine) doubts(ctx context.Context, r *record, res answer, asks bool) e
 	return nil
 }
 
+// first is the record of an intent that comes for the first time, before its first step.
+func (e *Engine) first(c Call, now time.Time) *record {
+	next := &record{key: c.Key.String()}
+	next.header = header{
+		Namespace: c.Namespace, Tool: c.Tool, Caller: c.Caller, CallerUID: c.CallerUID, IntentID: c.IntentID,
+		Scope: c.Scope, Lineage: c.Lineage, Amount: c.Amount, Recipient: c.Recipient,
+		Fingerprint: c.Fingerprint, IdentityHash: c.IdentityHash, AmountHash: c.AmountHash,
+		RecipientHash: c.RecipientHash, Created: now,
+	}
+	next.Generation = 1
+	next.ProviderKey = providerKey(e.id.KeyDomain, c.Key, 1)
+	return next
+}
+
 // begin is the record as it will be in flight with its next attempt.
 func (e *Engine) begin(cur *record, c Call, p Policy, now time.Time) *record {
 	var next *record
 	if cur == nil {
-		next = &record{key: c.Key.String()}
-		next.header = header{
-			Namespace: c.Namespace, Tool: c.Tool, Caller: c.Caller, CallerUID: c.CallerUID, IntentID: c.IntentID,
-			Scope: c.Scope, Lineage: c.Lineage, Amount: c.Amount, Recipient: c.Recipient,
-			Fingerprint: c.Fingerprint, IdentityHash: c.IdentityHash, AmountHash: c.AmountHash,
-			RecipientHash: c.RecipientHash, Created: now,
-		}
-		next.Generation = 1
-		next.ProviderKey = providerKey(e.id.KeyDomain, c.Key, 1)
+		next = e.first(c, now)
 	} else {
 		next = cur.clone()
+		next.bind(c)
 	}
 	if next.Imported {
 		// It was made of what a hold had shown. Who may send it is whom it belongs to.
@@ -278,7 +311,10 @@ func (r *record) differs(c Call) (Reason, bool) {
 	}
 	// Under another identity block fingerprints cannot be compared. Where it is not known
 	// which one it was, they must be equal.
-	if (r.IdentityHash == c.IdentityHash || r.Imported) && r.Fingerprint != c.Fingerprint {
+	if (r.IdentityHash == c.IdentityHash || r.Imported) && r.Fingerprint != c.Fingerprint && r.Fingerprint != "" {
+		return ReasonRequest, true
+	}
+	if r.unbound() && r.Lineage != "" && r.Lineage != c.Lineage {
 		return ReasonRequest, true
 	}
 	return "", false
@@ -305,6 +341,9 @@ func (e *Engine) answer(r *record, now time.Time) (Answer, bool) {
 		if at := r.nextCheck(); at.After(now) {
 			a.RetryAfter = at.Sub(now)
 		}
+	case Registered:
+		a.Verdict = Allow
+		return a, true
 	case Retryable:
 		a.Verdict = Allow
 		// A clock that was set back must not make it wait for longer than was meant.
@@ -338,6 +377,9 @@ func (e *Engine) answer(r *record, now time.Time) (Answer, bool) {
 		}
 	case Rejected:
 		a.Verdict, a.Reason = Deny, ReasonRejected
+		if r.Expired {
+			a.Reason = ReasonExpired
+		}
 	case Tombstone:
 		a.Verdict, a.Reason, a.Reasons = UnknownHold, KeyExpired, []Reason{KeyExpired}
 	}
@@ -378,6 +420,9 @@ func (e *Engine) blocked(ctx context.Context, cur **record, next *record, p Poli
 			}
 			reasons = ordered(set)
 		}
+	}
+	if pass.unregistered {
+		return e.notRegistered(next.id(), *cur), false, nil
 	}
 	if pass.refused {
 		return e.rateLimited(next.id(), *cur, pass), false, nil
@@ -429,7 +474,9 @@ func (e *Engine) blocked(ctx context.Context, cur **record, next *record, p Poli
 // notBegun is the record of a call without the attempt that could not begin.
 func notBegun(cur, next *record) *record {
 	if cur != nil {
-		return cur.clone()
+		base := cur.clone()
+		base.bindAs(next)
+		return base
 	}
 	base := next.clone()
 	base.Attempts = nil

@@ -81,6 +81,7 @@ func (b *body) fields(c *coder) {
 	integer(c, 40, &b.PaidAttempts)
 	list(c, 41, &b.Charges, (*charge).fields)
 	integer(c, 42, &b.SpendPass)
+	pointer(c, 50, &b.Registration, (*Registration).fields)
 }
 
 func (p *Policy) fields(c *coder) {
@@ -100,6 +101,16 @@ func (p *Policy) fields(c *coder) {
 	integer(c, 31, &p.MaxInFlightPerScope)
 	p.Rate.fields(c, 32, 33)
 	p.RatePerCaller.fields(c, 34, 35)
+	c.yes(50, &p.RegisteredOnly)
+}
+
+func (g *Registration) fields(c *coder) {
+	c.time(1, &g.At)
+	text(c, 2, &g.Quote)
+	c.time(3, &g.ValidUntil)
+	text(c, 4, &g.Face)
+	c.bytes(5, &g.Shown)
+	c.yes(6, &g.Bound)
 }
 
 func (b *RetryBudget) fields(c *coder) {

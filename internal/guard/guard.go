@@ -73,10 +73,13 @@ const (
 	ReasonPending Reason = "pending"
 	// ReasonBackoff: the next attempt must wait (IN_FLIGHT).
 	ReasonBackoff Reason = "backoff"
-	// ReasonExpired: a retryable intent was not tried again within the tool's TTL (REPLAY).
+	// ReasonExpired: a retryable intent was not tried again in time (REPLAY), or a registered
+	// one can no longer be sent (DENY).
 	ReasonExpired Reason = "expired"
 	// ReasonRetryRatio: the tool has had as many retries as its calls allow for now (DENY).
 	ReasonRetryRatio Reason = "retry_ratio"
+	// ReasonNotRegistered: the tool takes only intents that were registered (DENY).
+	ReasonNotRegistered Reason = "not_registered"
 	// ReasonUnreachable: nothing could be sent (DENY, or REPLAY once attempts are spent).
 	ReasonUnreachable Reason = "upstream_unreachable"
 )
@@ -153,6 +156,8 @@ type Policy struct {
 	// Rate limits the calls of the tool, and RatePerCaller those of each caller.
 	Rate          Rate
 	RatePerCaller Rate
+	// RegisteredOnly refuses calls of intents that were not registered.
+	RegisteredOnly bool
 	// Check says how the provider is asked about an unknown outcome; nil: a person decides.
 	Check *CheckPolicy
 
@@ -330,6 +335,10 @@ type View struct {
 	Checks *ChecksView
 	// Refund is what is known of the one that is owed; nil: none is.
 	Refund *Refund
+	// Registration is what was said of it before it was sent; nil: nothing. Nobody changes it.
+	Registration *Registration
+	// Expires is when it can no longer be sent (Registered).
+	Expires time.Time
 }
 
 // Refund is money that was paid although it counted as not paid, or paid twice.

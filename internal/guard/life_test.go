@@ -16,37 +16,40 @@ import (
 // where it may lead.
 var designedLife = map[State]map[event][]State{
 	None: {
-		onCall: {InFlight}, onBlocked: {Held}, onImported: {Held}, onLateSuccess: {Succeeded},
+		onCall: {InFlight}, onBlocked: {Held}, onRegister: {Registered}, onImported: {Held}, onLateSuccess: {Succeeded},
+	},
+	Registered: {
+		onCall: {InFlight}, onBlocked: {Held}, onRegister: {Registered}, onDeadline: {Rejected}, onLost: {Held},
 	},
 	Retryable: {
-		onCall: {InFlight}, onBlocked: {Held}, onDeadline: {Failed, Held}, onLost: {Held},
+		onCall: {InFlight}, onRegister: {Retryable}, onBlocked: {Held}, onDeadline: {Failed, Held}, onLost: {Held},
 		onLateSuccess: {Succeeded}, onLateEvidence: {Retryable, Held},
 	},
 	Released: {
-		onCall: {InFlight}, onBlocked: {Held}, onUnused: {Held}, onLost: {Held},
+		onCall: {InFlight}, onRegister: {Released}, onBlocked: {Held}, onUnused: {Held}, onLost: {Held},
 		onLateSuccess: {Succeeded}, onLateEvidence: {Released, Held},
 	},
 	InFlight: {
-		onSettled: {Succeeded, Failed, Retryable, Held}, onLeaseOver: {Succeeded, Held},
+		onRegister: {InFlight}, onSettled: {Succeeded, Failed, Retryable, Held}, onLeaseOver: {Succeeded, Held},
 		onLateSuccess: {InFlight}, onLateEvidence: {InFlight},
 	},
 	Held: {
-		onRelease: {Released}, onReject: {Rejected}, onMarkPaid: {Succeeded}, onMarkFailed: {Failed},
+		onRegister: {Held}, onRelease: {Released}, onReject: {Rejected}, onMarkPaid: {Succeeded}, onMarkFailed: {Failed},
 		onSpent: {Held}, onRenumbered: {Held}, onImported: {Held}, onLost: {Held}, onWaitOver: {Held},
 		onLateSuccess: {Succeeded}, onLateEvidence: {Held},
 	},
-	Succeeded: {onLateSuccess: {Succeeded}, onLateEvidence: {Succeeded}, onTTL: {Tombstone}},
-	Failed:    {onLateSuccess: {Succeeded}, onLateEvidence: {Failed}, onTTL: {Tombstone}},
-	Rejected:  {onLateSuccess: {Succeeded}, onLateEvidence: {Rejected}, onTTL: {Tombstone}},
+	Succeeded: {onRegister: {Succeeded}, onLateSuccess: {Succeeded}, onLateEvidence: {Succeeded}, onTTL: {Tombstone}},
+	Failed:    {onRegister: {Failed}, onLateSuccess: {Succeeded}, onLateEvidence: {Failed}, onTTL: {Tombstone}},
+	Rejected:  {onRegister: {Rejected}, onLateSuccess: {Succeeded}, onLateEvidence: {Rejected}, onTTL: {Tombstone}},
 	Tombstone: {
 		onBlocked: {Held}, onLateSuccess: {Succeeded}, onLateEvidence: {Tombstone}, onPurge: {None},
 	},
 }
 
 var (
-	allStates = []State{None, InFlight, Retryable, Held, Released, Succeeded, Failed, Rejected, Tombstone}
+	allStates = []State{None, Registered, InFlight, Retryable, Held, Released, Succeeded, Failed, Rejected, Tombstone}
 	allEvents = []event{
-		onCall, onBlocked, onSettled, onLeaseOver, onRelease, onReject, onMarkPaid, onMarkFailed, onSpent, onRenumbered, onImported, onLost,
+		onCall, onBlocked, onRegister, onSettled, onLeaseOver, onRelease, onReject, onMarkPaid, onMarkFailed, onSpent, onRenumbered, onImported, onLost,
 		onUnused, onDeadline, onWaitOver, onLateSuccess, onLateEvidence, onTTL, onPurge,
 	}
 )
@@ -97,6 +100,7 @@ func TestEveryStepIsReachedByRealCalls(t *testing.T) {
 	}{
 		{None, onCall, InFlight, func(s *story, c Call) { s.send(c) }},
 		{None, onBlocked, Held, func(s *story, c Call) { blocker(s); s.wantHeld(s.admit(c), ScopeOverlap) }},
+		{None, onRegister, Registered, func(s *story, c Call) { s.registered(c) }},
 		{None, onImported, Held, func(s *story, c Call) { s.importHold(c, 3, ScopeOverlap) }},
 		{None, onLateSuccess, Succeeded, func(s *story, c Call) {
 			tk := rejectUnknown(s, c)
@@ -107,6 +111,25 @@ func TestEveryStepIsReachedByRealCalls(t *testing.T) {
 			s.settle(tk, paid("re_1"))
 		}},
 
+		{Registered, onCall, InFlight, func(s *story, c Call) { s.registered(c); s.send(c) }},
+		{Registered, onBlocked, Held, func(s *story, c Call) {
+			s.registered(c)
+			blocker(s)
+			s.wantHeld(s.admit(c), ScopeOverlap)
+		}},
+		{Registered, onRegister, Registered, func(s *story, c Call) { s.registered(c); s.face(c) }},
+		{Registered, onDeadline, Rejected, func(s *story, c Call) {
+			s.registered(c)
+			s.pass(storyTTL)
+			s.sweep()
+		}},
+		{Registered, onLost, Held, func(s *story, c Call) {
+			s.registered(c)
+			s.lostMemory(nil)
+			s.wantHeld(s.admit(c), OutcomeUnknown)
+		}},
+
+		{Retryable, onRegister, Retryable, func(s *story, c Call) { s.settle(s.send(c), unreachable()); s.face(c) }},
 		{Retryable, onCall, InFlight, func(s *story, c Call) {
 			s.settle(s.send(c), unreachable())
 			s.pass(2 * time.Second)
@@ -150,6 +173,7 @@ func TestEveryStepIsReachedByRealCalls(t *testing.T) {
 			s.settle(first, accepted())
 		}},
 
+		{Released, onRegister, Released, func(s *story, c Call) { s.loseAndWait(c); s.take(c, Release); s.face(c) }},
 		{Released, onCall, InFlight, func(s *story, c Call) { secondTry(s, c) }},
 		{Released, onBlocked, Held, func(s *story, c Call) {
 			s.send(c)
@@ -192,6 +216,7 @@ func TestEveryStepIsReachedByRealCalls(t *testing.T) {
 			s.settle(first, accepted())
 		}},
 
+		{InFlight, onRegister, InFlight, func(s *story, c Call) { s.send(c); s.face(c) }},
 		{InFlight, onSettled, Succeeded, func(s *story, c Call) { s.settle(s.send(c), paid("re_1")) }},
 		{InFlight, onSettled, Failed, func(s *story, c Call) { s.settle(s.send(c), declined()) }},
 		{InFlight, onSettled, Retryable, func(s *story, c Call) { s.settle(s.send(c), unreachable()) }},
@@ -216,6 +241,7 @@ func TestEveryStepIsReachedByRealCalls(t *testing.T) {
 			s.settle(first, declined())
 		}},
 
+		{Held, onRegister, Held, func(s *story, c Call) { s.lose(c); s.face(c) }},
 		{Held, onRelease, Released, func(s *story, c Call) { s.loseAndWait(c); s.take(c, Release) }},
 		{Held, onReject, Rejected, func(s *story, c Call) { s.lose(c); s.take(c, Reject) }},
 		{Held, onMarkPaid, Succeeded, func(s *story, c Call) { s.lose(c); s.take(c, MarkPaid) }},
@@ -245,6 +271,7 @@ func TestEveryStepIsReachedByRealCalls(t *testing.T) {
 		{Held, onLateSuccess, Succeeded, func(s *story, c Call) { s.settle(s.lose(c), paid("re_1")) }},
 		{Held, onLateEvidence, Held, func(s *story, c Call) { s.settle(s.lose(c), declined()) }},
 
+		{Succeeded, onRegister, Succeeded, func(s *story, c Call) { s.pay(c, "re_1"); s.face(c) }},
 		{Succeeded, onLateSuccess, Succeeded, func(s *story, c Call) {
 			tk := s.lose(c)
 			s.take(c, MarkPaid)
@@ -257,6 +284,7 @@ func TestEveryStepIsReachedByRealCalls(t *testing.T) {
 		}},
 		{Succeeded, onTTL, Tombstone, func(s *story, c Call) { s.pay(c, "re_1"); entomb(s, c) }},
 
+		{Failed, onRegister, Failed, func(s *story, c Call) { s.settle(s.send(c), declined()); s.face(c) }},
 		{Failed, onLateSuccess, Succeeded, func(s *story, c Call) {
 			tk := s.loseAndWait(c)
 			s.take(c, MarkFailed)
@@ -269,6 +297,7 @@ func TestEveryStepIsReachedByRealCalls(t *testing.T) {
 		}},
 		{Failed, onTTL, Tombstone, func(s *story, c Call) { s.settle(s.send(c), declined()); entomb(s, c) }},
 
+		{Rejected, onRegister, Rejected, func(s *story, c Call) { rejectUnknown(s, c); s.face(c) }},
 		{Rejected, onLateSuccess, Succeeded, func(s *story, c Call) { s.settle(rejectUnknown(s, c), paid("re_1")) }},
 		{Rejected, onLateEvidence, Rejected, func(s *story, c Call) { s.settle(rejectUnknown(s, c), declined()) }},
 		{Rejected, onTTL, Tombstone, func(s *story, c Call) { rejectUnknown(s, c); entomb(s, c) }},

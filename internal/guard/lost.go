@@ -81,7 +81,7 @@ func (e *Engine) afterLoss(r *record, p *pending) bool {
 		h.Watermark, h.Lineage, h.Lookalike = "", false, false
 	case Released:
 		h.Reasons = r.Current.Reasons
-	case Retryable, Pending:
+	case Registered, Retryable, Pending:
 	default:
 		return false
 	}
@@ -140,8 +140,8 @@ func (h *ImportedHold) check() error {
 	switch {
 	case h.Namespace == "" || h.Tool == "" || h.Caller == "" || h.IntentID == "":
 		return fmt.Errorf("%w: an imported hold without its whole key", ErrInvariant)
-	case len(h.Scope) == 0 || h.Fingerprint == "" || len(h.Reasons) == 0 || h.Number < 1:
-		return fmt.Errorf("%w: an imported hold needs scope, fingerprint, reasons and number", ErrInvariant)
+	case len(h.Scope) == 0 || len(h.Reasons) == 0 || h.Number < 1:
+		return fmt.Errorf("%w: an imported hold needs scope, reasons and number", ErrInvariant)
 	case h.Policy.Budget == "":
 		return fmt.Errorf("%w: an imported hold needs the policy of its budget", ErrInvariant)
 	}

@@ -72,7 +72,7 @@ type markNames struct {
 	// lookalike is the name of recipient and amount, where they are compared and there are both.
 	lookalike []string
 	compared  bool
-	// exact is empty without a lineage.
+	// exact is empty without a lineage, and while no call has said the fingerprint.
 	exact, neverSent string
 	// identity: see identityTags.
 	identity [3]string
@@ -113,8 +113,10 @@ func (r *record) names() *markNames {
 	for i, p := range r.Scope {
 		n.scope[i] = in.path(markScope, markUnderScope, b, p)
 	}
-	if r.Lineage != "" {
+	if r.Lineage != "" && r.Fingerprint != "" {
 		n.exact = in.hashed(markExact, b, r.Tool, r.Caller, r.CallerUID, scope, string(r.Lineage), r.Fingerprint)
+	}
+	if r.Lineage != "" {
 		n.lineage = []pathsNames{in.path(markLineage, markUnderLineage, b, r.Lineage)}
 	}
 	if n.compared && r.Recipient != "" && r.Amount != nil {

@@ -64,10 +64,12 @@ func rateKey(k Key, caller string) string {
 
 // passage is what became of one call at the limits of its rate.
 type passage struct {
-	asked   bool
-	refused bool
-	wait    time.Duration // refused: for how long
-	cells   [2]struct {
+	// unregistered: the tool takes only registered intents, and this is none.
+	unregistered bool
+	asked        bool
+	refused      bool
+	wait         time.Duration // refused: for how long
+	cells        [2]struct {
 		of *rateLimit // nil: none
 		at time.Time
 	}

@@ -179,6 +179,8 @@ type body struct {
 	Charges []charge
 	// SpendPass is the number of the first attempt that a person has let pass the limits; 0: none.
 	SpendPass int
+	// Registration is what was said of it before it was called; nil: nothing.
+	Registration *Registration
 }
 
 type record struct {
@@ -227,6 +229,9 @@ func HoldName(k Key, number int) string {
 	digits := base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:])
 	return fmt.Sprintf("%s-%s-%d", k.Tool, strings.ToLower(digits[:26]), number)
 }
+
+// IntentName is a name for a PaymentIntent that shows this record.
+func IntentName(k Key) string { return strings.TrimSuffix(HoldName(k, 0), "-0") }
 
 // providerKey is the stable key that the provider sees.
 func providerKey(domain string, k Key, generation int) string {
@@ -445,6 +450,10 @@ func (r *record) check() error {
 				return fail("attempt %d is unknown and nobody released it", b.Number)
 			}
 		}
+	case Registered:
+		if r.Registration == nil || len(r.Attempts) > 0 {
+			return fail("it was not registered, or was sent")
+		}
 	case Held:
 		if r.Current == nil || r.Current.End != "" || r.Current.Number != r.Hold || r.Current.Nonce == "" || len(r.Current.Reasons) == 0 {
 			return fail("no current hold")
@@ -476,7 +485,8 @@ func (r *record) check() error {
 	if r.State != Held && r.Current != nil && r.Current.End == "" {
 		return fail("hold %d has no end", r.Current.Number)
 	}
-	if len(r.Scope) == 0 || r.Fingerprint == "" || r.Caller == "" || r.IntentID == "" {
+	// Without a fingerprint it waits for its first call to say it, so none can have been made.
+	if len(r.Scope) == 0 || r.Fingerprint == "" && !r.unsent() || r.Caller == "" || r.IntentID == "" {
 		return fail("the identity is incomplete")
 	}
 	return nil
@@ -537,6 +547,10 @@ func (r *record) view(epoch string) View {
 		Amount: r.Amount, Recipient: r.Recipient, Fingerprint: r.Fingerprint,
 		ProviderKey: r.ProviderKey, ProviderReference: r.ProviderReference, RefundOwed: r.RefundOwed, Disputed: r.Disputed,
 		SettledAs: r.SettledAs, Created: r.Created, Changed: r.Changed, HoldCount: r.Hold, Checks: r.checksView(), Refund: r.refund(),
+		Registration: r.Registration,
+	}
+	if r.State == Registered {
+		v.Expires = r.registeredUntil()
 	}
 	for i := range r.Attempts {
 		a := &r.Attempts[i]

@@ -3,8 +3,8 @@
 // A limit has one meter for each value of its `per`: the sum of what moves, or may have
 // moved, and has not left the window. A record's entry in it is
 //
-//   - set with a limit by every step into flight, in the same Reserve: so no number of
-//     processes together ever raises the sum above the limit;
+//   - set with a limit by every step into flight, and by a registration, in the same Reserve:
+//     so no number of processes together ever raises the sum above the limit;
 //   - kept whatever its age while money of it may yet move, or nobody knows whether it has;
 //   - taken back when the attempts are known to have moved nothing;
 //   - let go once the window is over from the record's settlement, by a step of the record
@@ -214,8 +214,11 @@ func (r *record) recount(now time.Time, anew bool) {
 	for i := range charges {
 		c := &charges[i]
 		counted := c.Payments > 0
-		if c.Payments = 0; stands {
+		switch c.Payments = 0; {
+		case stands:
 			c.Payments = r.payments(c.From)
+		case r.State == Registered:
+			c.Payments = 1
 		}
 		switch {
 		case c.Payments == 0 || !ends:
@@ -282,7 +285,7 @@ func (e *Engine) spendEntries(p pending) ([]store.MeterEntry, error) {
 	r.recount(e.noEarlier(p.now), !p.keepMarks)
 	e.mutatedCharges(r)
 
-	limits := r.limits(p.on == onCall && e.o.mutation != spendUnlimited)
+	limits := r.limits((p.on == onCall || p.on == onRegister) && e.o.mutation != spendUnlimited)
 	var limited, held, out []store.MeterEntry
 	var sums []shardSum
 	shard := shardOf(r.key)

@@ -11,6 +11,8 @@ type State string
 const (
 	// None: there is no record.
 	None State = ""
+	// Registered: it was written down before it is sent. Nothing was sent, and its spend is reserved.
+	Registered State = "Registered"
 	// InFlight: an attempt holds the lease and may have been sent.
 	InFlight State = "InFlight"
 	// Retryable: nothing moved, attempts are left; the next call is the next attempt.
@@ -41,7 +43,8 @@ type event string
 
 const (
 	onCall         event = "call"          // Reserve passes
-	onBlocked      event = "blocked"       // a call met a hold reason
+	onBlocked      event = "blocked"       // a call, or a registration, met a hold reason
+	onRegister     event = "register"      // it is written down; or a face is given to what there is
 	onSettled      event = "settled"       // by the attempt's holder: the join
 	onLeaseOver    event = "lease over"    // the sweep, or any call that sees it: the join with this attempt unknown
 	onRelease      event = "Release"       //
@@ -53,7 +56,7 @@ const (
 	onImported     event = "imported"      // an object of a lost memory shows that it was held
 	onLost         event = "lost"          // it was written before the store lost its memory: later steps may be missing
 	onUnused       event = "unused"        // a release that nobody used for a day
-	onDeadline     event = "deadline"      // a retryable intent past its TTL
+	onDeadline     event = "deadline"      // a registered or retryable intent past its TTL
 	onWaitOver     event = "wait over"     // an unknown payment would be visible by now
 	onLateSuccess  event = "late success"  // the result of an attempt that no longer holds the lease
 	onLateEvidence event = "late evidence" // any other late result
@@ -73,11 +76,19 @@ type step struct {
 // life is the whole of it.
 var life = []step{
 	{None, onCall, []State{InFlight}},
+	{None, onRegister, []State{Registered}},
 	{None, onBlocked, []State{Held}},
 	{None, onImported, []State{Held}},
 	{None, onLateSuccess, []State{Succeeded}}, // the record was purged meanwhile
 
+	{Registered, onCall, []State{InFlight}},
+	{Registered, onBlocked, []State{Held}},
+	{Registered, onRegister, []State{Registered}},
+	{Registered, onDeadline, []State{Rejected}},
+	{Registered, onLost, []State{Held}},
+
 	{Retryable, onCall, []State{InFlight}},
+	{Retryable, onRegister, []State{Retryable}},
 	{Retryable, onBlocked, []State{Held}},
 	{Retryable, onDeadline, []State{Failed, Held}},
 	{Retryable, onLost, []State{Held}},
@@ -85,6 +96,7 @@ var life = []step{
 	{Retryable, onLateEvidence, []State{Retryable, Held}}, // held: it may be paid yet
 
 	{Released, onCall, []State{InFlight}},
+	{Released, onRegister, []State{Released}},
 	{Released, onBlocked, []State{Held}},
 	{Released, onUnused, []State{Held}},
 	{Released, onLost, []State{Held}},
@@ -92,10 +104,12 @@ var life = []step{
 	{Released, onLateEvidence, []State{Released, Held}}, // held: it may be paid yet
 
 	{InFlight, onSettled, []State{Succeeded, Failed, Retryable, Pending, Held}},
+	{InFlight, onRegister, []State{InFlight}},
 	{InFlight, onLeaseOver, []State{Succeeded, Held}},
 	{InFlight, onLateSuccess, []State{InFlight}}, // kept, and joined at settlement
 	{InFlight, onLateEvidence, []State{InFlight}},
 
+	{Pending, onRegister, []State{Pending}},
 	{Pending, onCheckBegun, []State{Pending}},
 	{Pending, onChecked, []State{Pending, Succeeded, Failed, Retryable}},
 	{Pending, onDeadline, []State{Held}},
@@ -103,6 +117,7 @@ var life = []step{
 	{Pending, onLateSuccess, []State{Succeeded}},
 	{Pending, onLateEvidence, []State{Pending, Held}}, // held: it contradicts that it was accepted
 
+	{Held, onRegister, []State{Held}},
 	{Held, onRelease, []State{Released}},
 	{Held, onReject, []State{Rejected}},
 	{Held, onMarkPaid, []State{Succeeded}},
@@ -117,17 +132,20 @@ var life = []step{
 	{Held, onLateSuccess, []State{Succeeded}},                      // the hold is void
 	{Held, onLateEvidence, []State{Held}},
 
+	{Succeeded, onRegister, []State{Succeeded}},
 	{Succeeded, onLateSuccess, []State{Succeeded}},
 	{Succeeded, onLateEvidence, []State{Succeeded}},
 	{Succeeded, onSpendOver, []State{Succeeded}},
 	{Succeeded, onTTL, []State{Tombstone}},
 
 	{Failed, onLateSuccess, []State{Succeeded}}, // a refund is owed
+	{Failed, onRegister, []State{Failed}},
 	{Failed, onLateEvidence, []State{Failed}},
 	{Failed, onSpendOver, []State{Failed}},
 	{Failed, onTTL, []State{Tombstone}},
 
 	{Rejected, onLateSuccess, []State{Succeeded}}, // a refund is owed
+	{Rejected, onRegister, []State{Rejected}},
 	{Rejected, onLateEvidence, []State{Rejected}},
 	{Rejected, onSpendOver, []State{Rejected}},
 	{Rejected, onTTL, []State{Tombstone}},

@@ -33,10 +33,12 @@ func (r *record) due(o Options) time.Time {
 			return at
 		}
 		return r.Checks.Until
+	case Registered:
+		return r.registeredUntil()
 	case Released:
-		return r.ReleasedAt.Add(o.ReleaseFor)
+		return r.noLaterThanValid(r.ReleasedAt.Add(o.ReleaseFor))
 	case Retryable:
-		return r.Changed.Add(r.Policy.TTL)
+		return r.noLaterThanValid(r.Changed.Add(r.Policy.TTL))
 	case Succeeded, Failed, Rejected:
 		return r.spendDue(r.SettledAt.Add(r.Policy.TTL))
 	case Tombstone:
@@ -105,7 +107,13 @@ func (e *Engine) step(r *record, now time.Time) *pending {
 	case Released:
 		p.on, p.to = onUnused, r.clone()
 		h := &hold{Reasons: r.Current.Reasons, Cause: "the release was not used in time"}
+		if r.overdue(now) {
+			h.Cause = causeNotValid + r.Registration.ValidUntil.UTC().Format(time.RFC3339)
+		}
 		p.to.hold(h, p.nonce, now)
+	case Registered:
+		p.on, p.to = onDeadline, r.clone()
+		p.to.State, p.to.Changed, p.to.SettledAt, p.to.Expired = Rejected, now, now, true
 	case Retryable:
 		p.on, p.to = onDeadline, r.clone()
 		if r.releasedUnknown() {

@@ -205,15 +205,22 @@ func (i *identity) readRecipient(ctx context.Context, c *call) (string, error) {
 	if err != nil {
 		return "", i.recipient.failed("recipient", err)
 	}
-	switch {
-	case len(text) > MaxRecipientBytes:
-		return "", invalid("recipient", "has more than %d bytes: use a shorter one", MaxRecipientBytes)
-	case !utf8.ValidString(text):
-		return "", invalid("recipient", "is not valid UTF-8: send UTF-8")
-	case strings.ContainsFunc(text, unicode.IsControl):
-		return "", invalid("recipient", "holds a control character: remove it")
+	if err := checkRecipient(text); err != nil {
+		return "", err
 	}
 	return text, nil
+}
+
+func checkRecipient(text string) error {
+	switch {
+	case len(text) > MaxRecipientBytes:
+		return invalid("recipient", "has more than %d bytes: use a shorter one", MaxRecipientBytes)
+	case !utf8.ValidString(text):
+		return invalid("recipient", "is not valid UTF-8: send UTF-8")
+	case strings.ContainsFunc(text, unicode.IsControl):
+		return invalid("recipient", "holds a control character: remove it")
+	}
+	return nil
 }
 
 // textOf gives the text of a string, a number or a path.

@@ -48,8 +48,8 @@ func TestRoles(t *testing.T) {
 		t.Fatal(err)
 	}
 	all := roles(t, append(slices.Clone(rendered), samples...))
-	if len(all) != 13 {
-		t.Errorf("found %d roles, want 13", len(all))
+	if len(all) != 14 {
+		t.Errorf("found %d roles, want 14", len(all))
 	}
 	for _, r := range all {
 		for _, rule := range r.rules {
@@ -60,6 +60,9 @@ func TestRoles(t *testing.T) {
 			}
 			if slices.Contains(rule.Verbs, "resolve") && r.name != "holdfast-resolver" {
 				t.Errorf("%s %s: has the verb resolve", r.kind, r.name)
+			}
+			if slices.Contains(rule.Verbs, "register-for") && r.name != "holdfast-registrar" {
+				t.Errorf("%s %s: has the verb register-for", r.kind, r.name)
 			}
 			if slices.Contains(rule.Verbs, "invoke") && r.name != "holdfast-agent" {
 				t.Errorf("%s %s: has the verb invoke", r.kind, r.name)
@@ -112,6 +115,8 @@ func TestWhatEachMayDo(t *testing.T) {
 			[]attempt{
 				{group, "paymentholds", "create", namespace}, {group, "paymentholds", "patch", namespace}, {group, "paymentholds", "watch", ""},
 				{group, "paymentholds/status", "patch", namespace}, {group, "agenttools", "watch", ""}, {group, "agenttools/status", "patch", namespace},
+				{group, "paymentintents", "create", namespace}, {group, "paymentintents", "watch", ""}, {group, "paymentintents/status", "patch", namespace},
+				{"", "serviceaccounts", "get", namespace},
 				{"authentication.k8s.io", "tokenreviews", "create", ""}, {"authorization.k8s.io", "subjectaccessreviews", "create", ""},
 				{"coordination.k8s.io", "leases", "update", "holdfast-system"}, {"", "configmaps", "update", "holdfast-system"},
 				{"events.k8s.io", "events", "create", namespace}, {"", "namespaces", "get", namespace},
@@ -125,6 +130,7 @@ func TestWhatEachMayDo(t *testing.T) {
 			},
 			[]attempt{
 				{group, "paymentholds", "resolve", namespace}, {group, "agenttools", "invoke", namespace}, {group, "agenttools", "patch", namespace},
+				{group, "paymentintents", "patch", namespace}, {"", "serviceaccounts", "list", namespace}, {"", "serviceaccounts/token", "create", namespace},
 				{"", "secrets", "list", ""}, {"", "secrets", "get", namespace}, {"", "secrets", "get", "holdfast-system"},
 				{"", "configmaps", "get", namespace}, {"coordination.k8s.io", "leases", "update", namespace},
 				{"", "services", "patch", namespace}, {"discovery.k8s.io", "endpointslices", "patch", namespace},
@@ -148,8 +154,9 @@ func TestWhatEachMayDo(t *testing.T) {
 			[]attempt{{group, "paymentholds", "resolve", namespace}, {group, "paymentholds", "patch", namespace}, {group, "paymentholds", "list", namespace}},
 			[]attempt{{group, "paymentholds", "resolve", "default"}, {group, "paymentholds", "create", namespace}, {group, "paymentholds", "delete", namespace}, {group, "agenttools", "invoke", namespace}}},
 		{agent,
-			[]attempt{{group, "agenttools", "invoke", namespace}},
-			[]attempt{{group, "agenttools", "invoke", "default"}, {group, "agenttools", "get", namespace}, {group, "paymentholds", "get", namespace}, {group, "paymentholds", "resolve", namespace}}},
+			[]attempt{{group, "agenttools", "invoke", namespace}, {group, "paymentintents", "create", namespace}},
+			[]attempt{{group, "agenttools", "invoke", "default"}, {group, "paymentintents", "get", namespace}, {group, "paymentintents", "list", namespace},
+				{group, "paymentintents", "register-for", namespace}, {group, "paymentintents/status", "patch", namespace}, {group, "agenttools", "get", namespace}, {group, "paymentholds", "get", namespace}, {group, "paymentholds", "resolve", namespace}}},
 	} {
 		for may, attempts := range map[bool][]attempt{true: tc.may, false: tc.not} {
 			for _, a := range attempts {

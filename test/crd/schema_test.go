@@ -28,8 +28,8 @@ func crds(t *testing.T) []*apiextensionsv1.CustomResourceDefinition {
 		}
 		list = append(list, crd)
 	}
-	if len(list) != 4 {
-		t.Fatalf("found %d kinds, want 4", len(list))
+	if len(list) != 5 {
+		t.Fatalf("found %d kinds, want 5", len(list))
 	}
 	return list
 }
@@ -160,6 +160,7 @@ func TestANewObjectIsPending(t *testing.T) {
 		"IntentBudget":     {"Ready"},
 		"IdempotencyStore": {"Durable", "EpochAccepted", "Ready"},
 		"PaymentHold":      {"Held", "Ready", "Resolved"},
+		"PaymentIntent":    {"Admitted", "Ready", "Settled"},
 	}
 	seen := map[string]bool{}
 	for _, o := range append(samples, hold) {

@@ -561,6 +561,10 @@ var schemaYAML = typed.YAMLObject(`types:
           elementRelationship: associative
           keys:
           - name
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.IntentState
+  scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.IntentVerdict
+  scalar: string
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.JSONPointer
   scalar: string
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.LineagePolicy
@@ -754,6 +758,106 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: waitingUntil
       type:
         namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.PaymentIntent
+  map:
+    fields:
+    - name: apiVersion
+      type:
+        scalar: string
+    - name: kind
+      type:
+        scalar: string
+    - name: metadata
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta
+    - name: spec
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.PaymentIntentSpec
+    - name: status
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.PaymentIntentStatus
+      default:
+        conditions:
+        - lastTransitionTime: "1970-01-01T00:00:00Z"
+          message: Waiting for the operator
+          reason: Pending
+          status: Unknown
+          type: Admitted
+        - lastTransitionTime: "1970-01-01T00:00:00Z"
+          message: Waiting for the operator
+          reason: Pending
+          status: Unknown
+          type: Settled
+        - lastTransitionTime: "1970-01-01T00:00:00Z"
+          message: Waiting for the operator
+          reason: Pending
+          status: Unknown
+          type: Ready
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.PaymentIntentSpec
+  map:
+    fields:
+    - name: amount
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.Money
+    - name: caller
+      type:
+        scalar: string
+    - name: fingerprint
+      type:
+        scalar: string
+    - name: intentID
+      type:
+        scalar: string
+    - name: lineage
+      type:
+        scalar: string
+    - name: quote
+      type:
+        scalar: string
+    - name: recipient
+      type:
+        scalar: string
+    - name: scope
+      type:
+        list:
+          elementType:
+            namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.HoldPath
+          elementRelationship: atomic
+    - name: toolRef
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.ToolReference
+    - name: validUntil
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.PaymentIntentStatus
+  map:
+    fields:
+    - name: attempts
+      type:
+        scalar: numeric
+    - name: conditions
+      type:
+        list:
+          elementType:
+            namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Condition
+          elementRelationship: associative
+          keys:
+          - type
+    - name: hold
+      type:
+        scalar: string
+    - name: observedGeneration
+      type:
+        scalar: numeric
+    - name: providerReference
+      type:
+        scalar: string
+    - name: state
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.IntentState
+    - name: verdict
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.IntentVerdict
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.PostgresDeployment
   map:
     fields:

@@ -27,7 +27,8 @@ type PaymentHoldSpecApplyConfiguration struct {
 	Amount *MoneyApplyConfiguration `json:"amount,omitempty"`
 	// recipient is who is paid. Absent when the tool declares none.
 	Recipient *string `json:"recipient,omitempty"`
-	// fingerprint is the digest of the canonical call without its volatile fields.
+	// fingerprint is the digest of the canonical call without its volatile fields. Absent where the intent was registered without one and
+	// never called.
 	Fingerprint *string `json:"fingerprint,omitempty"`
 	// record names the write that made this hold: a resolution is taken only by the record of that write.
 	Record *HoldRecordApplyConfiguration `json:"record,omitempty"`

@@ -1,0 +1,485 @@
+// This file registers the intents that are written down as PaymentIntents, and shows
+// what became of them.
+//
+// An object registers its intent once, and the record is the truth from then on: it is
+// never registered again when its record is gone, and deleting it changes nothing. Of two
+// objects for one intent the record knows which one is its face; the other moves nothing.
+//
+// Nothing asks the store about every object all the time. The worklist names the objects
+// whose records have news (see worklist_intents.go).
+
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/holdfast-dev/holdfast/api/v1alpha1"
+	"github.com/holdfast-dev/holdfast/internal/guard"
+	"github.com/holdfast-dev/holdfast/internal/intent"
+	"github.com/holdfast-dev/holdfast/internal/policy"
+)
+
+// The reasons of a PaymentIntent's conditions and events, beside the states of its record.
+const (
+	reasonToolNotServed  = "ToolNotServed"
+	reasonInvalid        = "Invalid"
+	reasonCallerNotFound = "CallerNotFound"
+	reasonDuplicate      = "Duplicate"
+	reasonConflict       = "Conflict"
+	reasonPaidElsewhere  = "PaidUnderAnotherID"
+	reasonHeldElsewhere  = "HeldUnderAnotherID"
+	reasonDenied         = "Denied"
+	reasonExpired        = "Expired"
+	reasonNotSent        = "NotSent"
+)
+
+// refusedAgain is how soon an intent is registered again that was refused for what can pass.
+const refusedAgain = time.Minute
+
+// IntentReconciler registers PaymentIntents and writes their status.
+type IntentReconciler struct {
+	Client  client.Client
+	Live    client.Client
+	Engines *guard.Engines
+	// Served is the policy that is served now.
+	Served func() Served
+	Events events.EventRecorder
+	// Look names objects to look at again.
+	Look <-chan event.GenericEvent
+}
+
+// SetupWithManager watches the intents, what they need to be registered, and what the worklist has seen.
+func (r *IntentReconciler) SetupWithManager(mgr ctrl.Manager) error {
+	return ctrl.NewControllerManagedBy(mgr).
+		For(&v1alpha1.PaymentIntent{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Watches(&v1alpha1.AgentTool{}, handler.EnqueueRequestsFromMapFunc(r.ofTool), builder.WithPredicates(conditionsChanged())).
+		Watches(&v1alpha1.IdempotencyStore{}, handler.EnqueueRequestsFromMapFunc(r.ofStore), builder.WithPredicates(conditionsChanged())).
+		WatchesRawSource(source.Channel(r.Look, &handler.EnqueueRequestForObject{})).
+		Complete(r)
+}
+
+// unregistered are the intents that have no record yet, and may get one.
+func unregistered(o *v1alpha1.PaymentIntent) bool { return o.Status.State == "" }
+
+func (r *IntentReconciler) ofTool(ctx context.Context, obj client.Object) []reconcile.Request {
+	return requests(ctx, r.Client, &v1alpha1.PaymentIntentList{}, obj.GetNamespace(), func(o client.Object) bool {
+		p, ok := o.(*v1alpha1.PaymentIntent)
+		return ok && p.Spec.ToolRef.Name == obj.GetName() && unregistered(p)
+	})
+}
+
+func (r *IntentReconciler) ofStore(ctx context.Context, obj client.Object) []reconcile.Request {
+	return requests(ctx, r.Client, &v1alpha1.PaymentIntentList{}, obj.GetNamespace(), func(o client.Object) bool {
+		p, ok := o.(*v1alpha1.PaymentIntent)
+		return ok && unregistered(p)
+	})
+}
+
+// intentFinding is what is known of an intent at one visit.
+type intentFinding struct {
+	// answer is what the guard said; asked: it was.
+	answer guard.Answer
+	asked  bool
+	// reason and message say why the guard was not asked, or could not say.
+	reason, message string
+	// stalled: that stays so until the spec, or its tool's, changes.
+	stalled bool
+	again   time.Duration
+}
+
+// Reconcile registers the intent if that was not done, and writes the status.
+func (r *IntentReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	var obj v1alpha1.PaymentIntent
+	if err := r.Client.Get(ctx, req.NamespacedName, &obj); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if !obj.DeletionTimestamp.IsZero() {
+		return ctrl.Result{}, nil
+	}
+	f, err := r.find(ctx, &obj)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	was := obj.Status
+	was.Conditions = sorted(was.Conditions)
+	next := intentStatus(&obj, f)
+	wrote, err := applyStatus(ctx, r.Client, &obj, &was, next, ownerIntent)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if wrote {
+		r.tell(&obj, &was, next)
+	}
+	return ctrl.Result{RequeueAfter: f.again}, nil
+}
+
+// intentKey is the key of the record that the object is about.
+func intentKey(obj *v1alpha1.PaymentIntent) (guard.Key, error) {
+	id, err := intent.ParseIntentID(obj.Spec.IntentID)
+	return guard.Key{Namespace: obj.Namespace, Tool: obj.Spec.ToolRef.Name, Caller: obj.Spec.Caller, IntentID: id}, err
+}
+
+// find asks the record, and registers the intent if there is none.
+func (r *IntentReconciler) find(ctx context.Context, obj *v1alpha1.PaymentIntent) (intentFinding, error) {
+	waits := func(reason, format string, args ...any) (intentFinding, error) {
+		return intentFinding{reason: reason, message: fmt.Sprintf(format, args...), again: storeAgain}, nil
+	}
+	invalid := func(format string, args ...any) (intentFinding, error) {
+		return intentFinding{reason: reasonInvalid, message: fmt.Sprintf(format, args...), stalled: true}, nil
+	}
+	tool, err := r.Served().Tool(obj.Namespace, obj.Spec.ToolRef.Name)
+	var notServed *policy.NotServedError
+	switch {
+	case errors.Is(err, policy.ErrNoTool):
+		return waits(reasonToolNotServed, "There is no AgentTool %s in this namespace.", obj.Spec.ToolRef.Name)
+	case errors.As(err, &notServed):
+		return waits(reasonToolNotServed, "The AgentTool %s is not served: %s.", obj.Spec.ToolRef.Name, notServed.Message)
+	case err != nil:
+		return intentFinding{}, err
+	case !tool.Mutating:
+		return invalid("The AgentTool %s is ReadOnly: it has no intents.", tool.Name)
+	}
+	engine, err := r.Engines.Get(obj.Namespace, tool.Store)
+	if err != nil {
+		return waits(reasonStoreNotKnown, "The store of the AgentTool %s is not served, so nothing can be said of the intent: see IdempotencyStore %s.", tool.Name, tool.Store)
+	}
+	key, err := intentKey(obj)
+	if err != nil {
+		return invalid("spec.intentID: %s.", sentence(err))
+	}
+	var a guard.Answer
+	if unregistered(obj) {
+		id, err := tool.IdentifyStated(statedBy(obj))
+		if problem := (*intent.InvalidError)(nil); errors.As(err, &problem) {
+			return invalid("The spec cannot be registered: %s.", problem)
+		} else if err != nil {
+			return intentFinding{}, err
+		}
+		uid, err := r.callerUID(ctx, obj.Spec.Caller)
+		if err != nil {
+			return intentFinding{}, err
+		}
+		if uid == "" {
+			return waits(reasonCallerNotFound, "There is no ServiceAccount %s: whose intent it is cannot be told.", obj.Spec.Caller)
+		}
+		c := guard.Call{
+			Key: key, CallerUID: string(uid), Scope: id.Scope, Lineage: id.Lineage, Amount: id.Amount, Recipient: id.Recipient, Fingerprint: id.Fingerprint,
+			IdentityHash: id.IdentityHash, AmountHash: id.AmountHash, RecipientHash: id.RecipientHash,
+		}
+		a, err = r.register(ctx, engine, obj, c, tool.GuardFor(&c))
+		if err != nil {
+			return r.storeFailed(ctx, tool, err)
+		}
+	} else if a, err = engine.Poll(ctx, key); err != nil {
+		return r.storeFailed(ctx, tool, err)
+	}
+	return intentFinding{answer: a, asked: true, again: againFor(obj, key, a)}, nil
+}
+
+// storeFailed is the finding where the guard could not say anything.
+func (r *IntentReconciler) storeFailed(ctx context.Context, tool *policy.Tool, err error) (intentFinding, error) {
+	if ctx.Err() != nil || errors.Is(err, guard.ErrInvariant) {
+		return intentFinding{}, err
+	}
+	log.FromContext(ctx).Error(err, "the record of an intent cannot be asked; trying on", "store", tool.Store)
+	return intentFinding{
+		reason: reasonStoreNotKnown, again: storeAgain,
+		message: fmt.Sprintf("The IdempotencyStore %s cannot be asked, so nothing can be said of the intent.", tool.Store),
+	}, nil
+}
+
+// register writes the intent down with this object as its face, if it has none that exists.
+func (r *IntentReconciler) register(ctx context.Context, engine *guard.Engine, obj *v1alpha1.PaymentIntent, c guard.Call, p guard.Policy) (guard.Answer, error) {
+	shown, err := json.Marshal(obj.Spec)
+	if err != nil {
+		return guard.Answer{}, fmt.Errorf("write down the spec: %w", err)
+	}
+	g := guard.Registration{Quote: obj.Spec.Quote, Face: obj.Name, Shown: shown}
+	if obj.Spec.ValidUntil != nil {
+		g.ValidUntil = obj.Spec.ValidUntil.Time
+	}
+	a, err := engine.Register(ctx, c, g, "", p)
+	face := faceOf(a, c.Key)
+	if err != nil || face == "" || face == obj.Name {
+		return a, err
+	}
+	// Another object is its face, if it still is there.
+	var other v1alpha1.PaymentIntent
+	err = r.Live.Get(ctx, types.NamespacedName{Namespace: obj.Namespace, Name: face}, &other)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return guard.Answer{}, fmt.Errorf("look for the face of the intent: %w", err)
+	}
+	if key, failed := intentKey(&other); err == nil && failed == nil && key == c.Key {
+		return a, nil
+	}
+	return engine.Register(ctx, c, g, face, p)
+}
+
+// faceOf is the name of the object that shows the intent with this key.
+func faceOf(a guard.Answer, key guard.Key) string {
+	if a.Intent.Key != key || a.Intent.Registration == nil {
+		return ""
+	}
+	return a.Intent.Registration.Face
+}
+
+// callerUID is the UID of a ServiceAccount; "": there is none.
+func (r *IntentReconciler) callerUID(ctx context.Context, caller string) (types.UID, error) {
+	parts := strings.Split(caller, ":") // the API has checked the form
+	if len(parts) != 4 {
+		return "", nil
+	}
+	account := &metav1.PartialObjectMetadata{}
+	account.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ServiceAccount"))
+	err := r.Live.Get(ctx, types.NamespacedName{Namespace: parts[2], Name: parts[3]}, account)
+	if apierrors.IsNotFound(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("look for the ServiceAccount of the caller: %w", err)
+	}
+	return account.UID, nil
+}
+
+func statedBy(obj *v1alpha1.PaymentIntent) policy.Stated {
+	s := policy.Stated{IntentID: obj.Spec.IntentID, Lineage: obj.Spec.Lineage, Recipient: obj.Spec.Recipient, Fingerprint: obj.Spec.Fingerprint}
+	for _, p := range obj.Spec.Scope {
+		s.Scope = append(s.Scope, string(p))
+	}
+	if m := obj.Spec.Amount; m != nil {
+		s.Amount = &policy.StatedAmount{Value: m.Value, Currency: m.Currency}
+	}
+	return s
+}
+
+// againFor is when an intent is registered again that could not be, for what can pass; 0: never.
+func againFor(obj *v1alpha1.PaymentIntent, key guard.Key, a guard.Answer) time.Duration {
+	another := a.Intent.Key != key
+	switch {
+	case a.Verdict == guard.Deny && (a.Reason == guard.ReasonTooManyHolds || a.Reason == guard.ReasonSpendExceeded) && !a.Intent.Exists,
+		another && (a.Verdict == guard.UnknownHold || a.Verdict == guard.InFlightNow):
+	default:
+		return 0
+	}
+	if until := obj.Spec.ValidUntil; until != nil && time.Until(until.Time) < refusedAgain {
+		return max(time.Until(until.Time), time.Second)
+	}
+	return refusedAgain
+}
+
+// sentence is an error's text, to go on with.
+func sentence(err error) string { return strings.TrimSuffix(err.Error(), ".") }
+
+// intentStatus says what was found.
+func intentStatus(obj *v1alpha1.PaymentIntent, f intentFinding) *v1alpha1.PaymentIntentStatus {
+	next := obj.Status.DeepCopy()
+	next.ObservedGeneration = obj.Generation
+	set := newConditions(obj.Status.Conditions, obj.Generation)
+	defer func() { next.Conditions = set.list }()
+	keepRefund := func() {
+		if old := find(obj.Status.Conditions, v1alpha1.ConditionRefundOwed); old != nil {
+			set.set(old.Type, old.Status, old.Reason, old.Message) // it stays owed, also where no record shows it
+		}
+	}
+	admitted := func(status metav1.ConditionStatus, reason, message string) {
+		set.set(v1alpha1.ConditionAdmitted, status, reason, message)
+		set.set(v1alpha1.ConditionReady, status, reason, message)
+	}
+	refused := func(reason, message string) {
+		admitted(metav1.ConditionFalse, reason, message)
+		set.set(v1alpha1.ConditionStalled, metav1.ConditionTrue, reason, message)
+	}
+	unsettled := func() {
+		set.set(v1alpha1.ConditionSettled, metav1.ConditionFalse, reasonNotSent, "Nothing was sent for this object.")
+	}
+
+	key, _ := intentKey(obj)
+	v := f.answer.Intent
+	settled := find(obj.Status.Conditions, v1alpha1.ConditionSettled)
+	switch known := !unregistered(obj); {
+	case known && (!f.asked || !v.Exists || v.Key != key) && settled != nil && settled.Status == metav1.ConditionTrue,
+		known && f.asked && !v.Exists:
+		// What it came to stands, also when the record is long gone.
+		for _, c := range obj.Status.Conditions {
+			set.set(c.Type, c.Status, c.Reason, c.Message)
+		}
+		return next
+	case !f.asked && f.stalled:
+		refused(f.reason, f.message)
+		unsettled()
+		return next
+	case !f.asked && known:
+		admitted(metav1.ConditionUnknown, f.reason, f.message)
+		set.set(v1alpha1.ConditionSettled, metav1.ConditionUnknown, f.reason, f.message)
+		keepRefund()
+		return next
+	case !f.asked:
+		admitted(metav1.ConditionFalse, f.reason, f.message)
+		unsettled()
+		return next
+	}
+	next.Verdict = v1alpha1.IntentVerdict(f.answer.Verdict)
+	if face := faceOf(f.answer, key); face != "" && face != obj.Name {
+		next.State, next.Hold, next.Attempts, next.ProviderReference = "", "", nil, ""
+		refused(reasonDuplicate, fmt.Sprintf("The PaymentIntent %s is for the same intent and was there first: see its status. This object moves nothing, and can be deleted.", face))
+		unsettled()
+		return next
+	}
+	if !v.Exists || v.Key != key || f.answer.Verdict == guard.Conflict {
+		next.State, next.Hold, next.Attempts, next.ProviderReference = "", f.answer.Hold, nil, ""
+		notRegistered(obj, f, admitted, refused)
+		unsettled()
+		return next
+	}
+	showRecord(next, f.answer, set, admitted, refused)
+	if v.Refund == nil {
+		keepRefund()
+	}
+	return next
+}
+
+// notRegistered says why there is no record of the intent.
+func notRegistered(obj *v1alpha1.PaymentIntent, f intentFinding, admitted func(metav1.ConditionStatus, string, string), refused func(string, string)) {
+	a := f.answer
+	say := refused
+	if f.again > 0 {
+		say = func(reason, message string) {
+			admitted(metav1.ConditionFalse, reason, message+" It is tried again every minute for as long as it is valid.")
+		}
+	}
+	switch {
+	case a.Verdict == guard.Conflict && a.Reason == guard.ReasonCaller:
+		say(reasonConflict, "The intentID belongs to an earlier ServiceAccount of the same name. Another payment is another intentID.")
+	case a.Verdict == guard.Conflict:
+		say(reasonConflict, "The intentID was used before, for another scope, amount, recipient, quote or validity. Another payment is another intentID.")
+	case a.Verdict == guard.Deny && a.Reason == guard.ReasonExpired:
+		say(reasonExpired, "validUntil is over, so the intent was not registered.")
+	case a.Verdict == guard.Deny && a.Reason == guard.ReasonSpendExceeded && a.Spend != nil && a.Spend.Uncounted != "":
+		say("SpendExceeded", fmt.Sprintf("It cannot be counted in the limit %q of the budget: %s.", a.Spend.Limit.Name, a.Spend.Uncounted))
+	case a.Verdict == guard.Deny && a.Reason == guard.ReasonSpendExceeded && a.Spend != nil:
+		l := a.Spend.Limit
+		say("SpendExceeded", fmt.Sprintf("It would exceed the limit %q of the budget: %s %s within %s.", l.Name, l.Amount.Value, l.Amount.Currency, l.Span()))
+	case a.Verdict == guard.Deny && a.Reason == guard.ReasonTooManyHolds:
+		say("TooManyHolds", "It would have to wait for a person, and too many intents of the budget do already.")
+	case a.Verdict == guard.Deny:
+		say(reasonDenied, fmt.Sprintf("It is refused: %s.", a.Reason))
+	case a.Verdict == guard.UnknownHold:
+		say(reasonHeldElsewhere, fmt.Sprintf("The intent %q of the same caller and scope is held already (PaymentHold %s). Nothing was registered under this intentID.", a.Intent.IntentID, a.Hold))
+	default:
+		say(reasonPaidElsewhere, fmt.Sprintf("The very same call is %s under the intent %q of the same caller. Nothing was registered under this intentID.", a.Intent.State, a.Intent.IntentID))
+	}
+}
+
+// showRecord says what the record of the intent says.
+func showRecord(next *v1alpha1.PaymentIntentStatus, a guard.Answer, set *conditions, admitted func(metav1.ConditionStatus, string, string), refused func(string, string)) {
+	v := a.Intent
+	state := v.State
+	if state == guard.Tombstone {
+		state = v.SettledAs // the answer is gone, and what it came to is not
+		next.Verdict = v1alpha1.IntentReplay
+		if state == guard.Rejected {
+			next.Verdict = v1alpha1.IntentDeny
+		}
+	}
+	next.State = v1alpha1.IntentState(state)
+	next.ProviderReference, next.Hold, next.Attempts = clip(v.ProviderReference, 1024), "", nil
+	if v.HoldCount > 0 {
+		next.Hold = guard.HoldName(v.Key, v.HoldCount)
+	}
+	attempts := 0
+	for _, at := range v.Attempts {
+		if !at.Lost {
+			attempts++
+		}
+	}
+	if attempts > 0 {
+		next.Attempts = ptr.To(int32(attempts))
+	}
+	settled := func(status metav1.ConditionStatus, message string) {
+		set.set(v1alpha1.ConditionSettled, status, string(state), message)
+	}
+	open := func(message string) {
+		admitted(metav1.ConditionTrue, string(state), message)
+		settled(metav1.ConditionFalse, message)
+	}
+	switch state {
+	case guard.Registered:
+		open(fmt.Sprintf("Registered. It can be sent until %s.", v.Expires.UTC().Format(time.RFC3339)))
+	case guard.InFlight:
+		open("It is being paid.")
+	case guard.Pending:
+		open("The upstream has accepted it. It is not final.")
+	case guard.Retryable:
+		open("It was tried, and nothing moved. The next call is the next attempt.")
+	case guard.Released:
+		open("A person has released it: the next call is sent, once.")
+	case guard.Held:
+		message := fmt.Sprintf("A person must decide: see PaymentHold %s.", next.Hold)
+		if v.Hold != nil {
+			message = fmt.Sprintf("A person must decide (%s): see PaymentHold %s.", joinReasons(v.Hold.Reasons), next.Hold)
+		}
+		admitted(metav1.ConditionFalse, reasonHeld, message)
+		settled(metav1.ConditionFalse, message)
+	case guard.Succeeded:
+		message := "It was paid."
+		admitted(metav1.ConditionTrue, string(state), message)
+		settled(metav1.ConditionTrue, message)
+	case guard.Failed:
+		message := "Nothing was paid, and it is not tried again."
+		refused(string(state), message)
+		settled(metav1.ConditionTrue, message)
+	case guard.Rejected:
+		message := "It was rejected, and is never sent."
+		if a.Reason == guard.ReasonExpired {
+			message = "It was not sent in time, and is never sent. What it had reserved was given back."
+		}
+		refused(string(state), message)
+		settled(metav1.ConditionTrue, message)
+	}
+	if v.Refund != nil {
+		set.set(v1alpha1.ConditionRefundOwed, metav1.ConditionTrue, reasonRefundOwed,
+			clip("It was paid although it counted as not paid, or twice. A refund is owed: "+v.Refund.String()+".", maxMessage))
+	}
+}
+
+func joinReasons(reasons []guard.Reason) string {
+	texts := make([]string, len(reasons))
+	for i, r := range reasons {
+		texts[i] = string(r)
+	}
+	return strings.Join(texts, ", ")
+}
+
+// tell makes an event of what is new.
+func (r *IntentReconciler) tell(obj *v1alpha1.PaymentIntent, was, now *v1alpha1.PaymentIntentStatus) {
+	c, old := find(now.Conditions, v1alpha1.ConditionAdmitted), find(was.Conditions, v1alpha1.ConditionAdmitted)
+	if c == nil || was.State == now.State && old != nil && old.Reason == c.Reason || c.Status == metav1.ConditionUnknown {
+		return
+	}
+	kind := corev1.EventTypeNormal
+	if find(now.Conditions, v1alpha1.ConditionStalled) != nil {
+		kind = corev1.EventTypeWarning
+	}
+	r.Events.Eventf(obj, nil, kind, c.Reason, "Register", "%s", clip(c.Message, maxNote))
+}

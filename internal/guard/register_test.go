@@ -1,0 +1,482 @@
+// Intents that are written down before they are sent: what a registration is told, what it
+// binds and what its first call must agree with, what it reserves and when that ends, and
+// who shows it.
+
+package guard
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/holdfast-dev/holdfast/internal/intent"
+	"github.com/holdfast-dev/holdfast/internal/store"
+)
+
+// stated is the call as a registration states it: what only a call can say is left open.
+func stated(c Call) Call {
+	c.Fingerprint, c.Lineage = "", ""
+	return c
+}
+
+func (s *story) register(c Call, g Registration, instead string, p Policy) Answer {
+	s.t.Helper()
+	a, err := s.tryRegister(s.Engine, c, g, instead, p)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return a
+}
+
+func (s *story) tryRegister(e *Engine, c Call, g Registration, instead string, p Policy) (Answer, error) {
+	s.mu.Lock()
+	s.keys[c.Key] = true
+	s.mu.Unlock()
+	return e.Register(s.ctx, c, g, instead, p)
+}
+
+// registered writes the call down, which must pass.
+func (s *story) registered(c Call) Answer {
+	s.t.Helper()
+	a := s.register(stated(c), Registration{}, "", storyPolicy())
+	if a.Verdict != Allow || a.Intent.State != Registered || a.Intent.Key != c.Key {
+		s.t.Fatalf("register %s: %s %s, %s of %s", c.IntentID, a.Verdict, a.Reason, a.Intent.State, a.Intent.IntentID)
+	}
+	return a
+}
+
+// face gives the intent an object that shows it.
+func (s *story) face(c Call) {
+	s.t.Helper()
+	a := s.register(stated(c), Registration{Face: "first", Shown: []byte("{}")}, "", storyPolicy())
+	if a.Intent.Registration == nil || a.Intent.Registration.Face != "first" {
+		s.t.Fatalf("the face of %s is %+v", c.IntentID, a.Intent.Registration)
+	}
+}
+
+func TestRegisterSaysWhatACallWouldBeTold(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		before  func(*story)
+		call    func(*story) Call
+		verdict Verdict
+		reason  Reason
+		id      string
+	}{
+		{"nothing in its way", func(*story) {}, func(s *story) Call { return stated(s.call("new", "order/9")) }, Allow, "", "new"},
+		{"the same scope was paid", func(s *story) { s.pay(s.call("paid", "order/9"), "re_1") }, func(s *story) Call { return stated(s.call("new", "order/9")) }, UnknownHold, ScopeOverlap, "new"},
+		{"a part of it was paid", func(s *story) { s.pay(s.call("paid", "order/9/item/1"), "re_1") }, func(s *story) Call { return stated(s.call("new", "order/9")) }, UnknownHold, ScopeOverlap, "new"},
+		{"something else was paid", func(s *story) { s.pay(s.call("paid", "order/8"), "re_1") }, func(s *story) Call { return stated(s.call("new", "order/9")) }, Allow, "", "new"},
+		{"the same scope is registered only", func(s *story) { s.registered(s.call("other", "order/9")) }, func(s *story) Call { return stated(s.call("new", "order/9")) }, Allow, "", "new"},
+		{"the very same call was paid", func(s *story) { s.pay(s.call("paid", "order/9").on("s/1"), "re_1") },
+			func(s *story) Call { return s.call("new", "order/9").on("s/1") }, Replay, "", "paid"},
+		{"the same step and scope was paid, and the fingerprint is left open", func(s *story) { s.pay(s.call("paid", "order/9").on("s/1"), "re_1") },
+			func(s *story) Call { c := s.call("new", "order/9").on("s/1"); c.Fingerprint = ""; return c }, UnknownHold, ScopeOverlap, "new"},
+		{"it was paid", func(s *story) { s.pay(s.call("new", "order/9"), "re_1") }, func(s *story) Call { return stated(s.call("new", "order/9")) }, Replay, "", "new"},
+		{"it is in flight", func(s *story) { s.send(s.call("new", "order/9")) }, func(s *story) Call { return stated(s.call("new", "order/9")) }, InFlightNow, ReasonInFlight, "new"},
+		{"its outcome is unknown", func(s *story) { s.lose(s.call("new", "order/9")) }, func(s *story) Call { return stated(s.call("new", "order/9")) }, UnknownHold, OutcomeUnknown, "new"},
+		{"it was paid for something else", func(s *story) { s.pay(s.call("new", "order/9"), "re_1") }, func(s *story) Call { return stated(s.call("new", "order/8")) }, Conflict, ReasonRequest, "new"},
+		{"it was paid longer ago than the TTL", func(s *story) { s.pay(s.call("new", "order/9"), "re_1"); s.pass(storyTTL); s.sweep() },
+			func(s *story) Call { return stated(s.call("new", "order/9")) }, UnknownHold, KeyExpired, "new"},
+		{"it is another ServiceAccount's", func(s *story) { s.registered(s.call("new", "order/9")) },
+			func(s *story) Call { c := stated(s.call("new", "order/9")); c.CallerUID = "uid-2"; return c }, Conflict, ReasonCaller, "new"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := tell(t)
+			tt.before(s)
+			c := tt.call(s)
+			sent := s.sends()
+			a := s.register(c, Registration{}, "", storyPolicy())
+			if a.Verdict != tt.verdict || a.Reason != tt.reason || a.Intent.IntentID != tt.id {
+				t.Fatalf("%s %s of %q", a.Verdict, a.Reason, a.Intent.IntentID)
+			}
+			if again := s.register(c, Registration{}, "", storyPolicy()); again.Verdict != a.Verdict || again.Hold != a.Hold {
+				t.Fatalf("the second time: %s %s, hold %s and %s", again.Verdict, again.Reason, a.Hold, again.Hold)
+			}
+			if s.sends() != sent {
+				t.Fatal("registering has sent something")
+			}
+		})
+	}
+}
+
+// sends is how many steps into flight there were.
+func (s *story) sends() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := 0
+	for _, c := range s.changes {
+		if c.Event == string(onCall) {
+			n++
+		}
+	}
+	return n
+}
+
+func TestTheFirstCallBindsWhatWasLeftOpen(t *testing.T) {
+	usd := func(v string) *intent.Money { return &intent.Money{Value: v, Currency: "USD"} }
+	for _, tt := range []struct {
+		name   string
+		change func(*story, *Call)
+		reason Reason // "": it is sent
+	}{
+		{"as registered", func(*story, *Call) {}, ""},
+		{"with a lineage that was left open", func(_ *story, c *Call) { c.Lineage = "s/1" }, ""},
+		{"another fingerprint than any", func(_ *story, c *Call) { c.Fingerprint = "sha256:other" }, ""},
+		{"another amount", func(_ *story, c *Call) { c.Amount = usd("50") }, ReasonRequest},
+		{"another currency", func(_ *story, c *Call) { c.Amount = &intent.Money{Value: "49.99", Currency: "EUR"} }, ReasonRequest},
+		{"no amount", func(_ *story, c *Call) { c.Amount = nil }, ReasonRequest},
+		{"another recipient", func(_ *story, c *Call) { c.Recipient = "c2" }, ReasonRequest},
+		{"a wider scope", func(s *story, c *Call) { c.Scope = scopeOf(s.t, "order") }, ReasonRequest},
+		{"a narrower scope", func(s *story, c *Call) { c.Scope = scopeOf(s.t, "order/9/item/1") }, ReasonRequest},
+		{"another ServiceAccount of the name", func(_ *story, c *Call) { c.CallerUID = "uid-2" }, ReasonCaller},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := tell(t)
+			first := s.call("new", "order/9")
+			s.registered(first)
+			c := s.call("new", "order/9")
+			tt.change(s, &c)
+			if a := s.admit(c); tt.reason != "" {
+				if a.Verdict != Conflict || a.Reason != tt.reason {
+					t.Fatalf("%s %s", a.Verdict, a.Reason)
+				}
+				s.inState(first, Registered)
+				return
+			} else if a.Verdict != Allow || a.Ticket == nil {
+				t.Fatalf("%s %s", a.Verdict, a.Reason)
+			} else {
+				s.settle(a.Ticket, paid("re_1"))
+			}
+			r := s.inState(first, Succeeded)
+			if r.Fingerprint != c.Fingerprint || r.Lineage != c.Lineage || !r.Registration.Bound {
+				t.Fatalf("bound to %q, %q", r.Fingerprint, r.Lineage)
+			}
+			other := c
+			other.Fingerprint = "sha256:third"
+			if a := s.admit(other); a.Verdict != Conflict || a.Reason != ReasonRequest {
+				t.Fatalf("another request under the bound ID: %s %s", a.Verdict, a.Reason)
+			}
+		})
+	}
+}
+
+func TestWhatWasStatedMustBeCalled(t *testing.T) {
+	s := tell(t)
+	c := s.call("new", "order/9").on("s/1")
+	if a := s.register(c, Registration{}, "", storyPolicy()); a.Verdict != Allow {
+		t.Fatalf("%s %s", a.Verdict, a.Reason)
+	}
+	for _, change := range []func(*Call){func(c *Call) { c.Lineage = "s/2" }, func(c *Call) { c.Lineage = "" }, func(c *Call) { c.Fingerprint = "sha256:other" }} {
+		other := c
+		change(&other)
+		if a := s.admit(other); a.Verdict != Conflict || a.Reason != ReasonRequest {
+			t.Fatalf("%q, %q: %s %s", other.Lineage, other.Fingerprint, a.Verdict, a.Reason)
+		}
+	}
+	s.pay(c, "re_1")
+}
+
+// A hold that was made before the first call shows what was registered. What a call adds
+// was never shown, so the release does not pass over what that meets.
+func TestAReleaseOfARegistrationCoversWhatItShowed(t *testing.T) {
+	s := tell(t)
+	s.pay(s.call("paid", "order/9"), "re_1")
+	s.pay(s.call("step", "order/7").on("s/1"), "re_2")
+	c := s.call("new", "order/9")
+	s.wantHeld(s.register(stated(c), Registration{}, "", storyPolicy()), ScopeOverlap)
+	s.take(c, Release)
+	same := c.on("s/1")
+	if a := s.admit(same); a.Verdict != UnknownHold {
+		t.Fatalf("a call with a lineage that the hold had not shown: %s %s", a.Verdict, a.Reason)
+	} else if r := s.inState(c, Held); r.Lineage != "s/1" || r.Fingerprint != c.Fingerprint {
+		t.Fatalf("the hold shows %q, %q", r.Lineage, r.Fingerprint)
+	}
+	s.take(c, Release)
+	s.settle(s.send(same), paid("re_3"))
+
+	// Without a lineage nothing is added.
+	plain := s.call("plain", "order/9")
+	s.wantHeld(s.register(stated(plain), Registration{}, "", storyPolicy()), ScopeOverlap)
+	s.take(plain, Release)
+	s.settle(s.send(plain), paid("re_4"))
+}
+
+func TestARegistrationReservesItsSpendUntilItEnds(t *testing.T) {
+	s := tell(t)
+	limit := SpendLimit{Name: "daily", Amount: intent.Money{Value: "100", Currency: "USD"}, Window: 24 * time.Hour}
+	p := storyPolicy().WithSpend([]SpendLimit{limit})
+	register := func(id, order string, g Registration) Answer {
+		return s.register(stated(s.call(id, order)), g, "", p)
+	}
+	spent := func(want string) {
+		t.Helper()
+		if sum, err := s.bolt.Meter(s.ctx, spendMeter(p.Budget, "daily", "USD", "")); err != nil || sum != want && !(want == "0" && sum == "") {
+			t.Fatalf("the limit says that %q is taken, want %s (%v)", sum, want, err)
+		}
+		total, err := s.Spend(s.ctx, p.Budget, "daily", "USD")
+		if err != nil || total.Reserved != want && total.Used != want {
+			t.Fatalf("people are told %+v, want %s (%v)", total, want, err)
+		}
+	}
+	for i, id := range []string{"one", "two"} {
+		if a := register(id, fmt.Sprint("order/", i), Registration{}); a.Verdict != Allow {
+			t.Fatalf("%s: %s %s", id, a.Verdict, a.Reason)
+		}
+	}
+	spent("99.98")
+	if a := register("three", "order/3", Registration{}); a.Verdict != Deny || a.Reason != ReasonSpendExceeded || a.Intent.Exists {
+		t.Fatalf("a third one: %s %s", a.Verdict, a.Reason)
+	}
+	if a := s.admitUnder(s.call("four", "order/4"), p); a.Verdict != Deny || a.Reason != ReasonSpendExceeded {
+		t.Fatalf("a call beside them: %s %s", a.Verdict, a.Reason)
+	}
+	// What was reserved is what is spent.
+	a := s.admitUnder(s.call("one", "order/0"), p)
+	if a.Verdict != Allow {
+		t.Fatalf("its own call: %s %s", a.Verdict, a.Reason)
+	}
+	spent("99.98")
+	s.settle(a.Ticket, paid("re_1"))
+	s.pass(23 * time.Hour)
+	// The other one ends with the TTL, and gives back what it had.
+	s.pass(storyTTL - 23*time.Hour)
+	s.sweep()
+	s.sweep()
+	s.inState(s.call("two", "order/1"), Rejected)
+	spent("0")
+	if a := s.admitUnder(s.call("two", "order/1"), p); a.Verdict != Deny || a.Reason != ReasonExpired {
+		t.Fatalf("a call after the end: %s %s", a.Verdict, a.Reason)
+	}
+	if a := register("two", "order/1", Registration{}); a.Verdict != Deny || a.Reason != ReasonExpired {
+		t.Fatalf("registered again after the end: %s %s", a.Verdict, a.Reason)
+	}
+}
+
+func TestValidUntil(t *testing.T) {
+	in := func(s *story, d time.Duration) Registration {
+		return Registration{Quote: "q-1", ValidUntil: s.time.store().Add(d)}
+	}
+	t.Run("it is kept, and a call after it is refused", func(t *testing.T) {
+		s := tell(t)
+		c := s.call("new", "order/9")
+		g := in(s, time.Hour)
+		a := s.register(stated(c), g, "", storyPolicy())
+		if a.Verdict != Allow || a.Intent.Registration.Quote != "q-1" || !a.Intent.Expires.Equal(g.ValidUntil) {
+			t.Fatalf("%s, %+v, expires %s", a.Verdict, a.Intent.Registration, a.Intent.Expires)
+		}
+		other := g
+		other.Quote = "q-2"
+		if a := s.register(stated(c), other, "", storyPolicy()); a.Verdict != Conflict {
+			t.Fatalf("with another quote: %s", a.Verdict)
+		}
+		other = g
+		other.ValidUntil = g.ValidUntil.Add(time.Hour)
+		if a := s.register(stated(c), other, "", storyPolicy()); a.Verdict != Conflict {
+			t.Fatalf("with a longer validity: %s", a.Verdict)
+		}
+		s.pass(time.Hour)
+		if a := s.admit(c); a.Verdict != Deny || a.Reason != ReasonExpired {
+			t.Fatalf("%s %s", a.Verdict, a.Reason)
+		}
+		s.inState(c, Rejected)
+	})
+	t.Run("no longer than the TTL", func(t *testing.T) {
+		s := tell(t)
+		c := s.call("new", "order/9")
+		s.register(stated(c), in(s, 1000*time.Hour), "", storyPolicy())
+		s.pass(storyTTL)
+		s.sweep()
+		s.inState(c, Rejected)
+	})
+	t.Run("over when it comes", func(t *testing.T) {
+		s := tell(t)
+		c := s.call("new", "order/9")
+		if a := s.register(stated(c), in(s, -time.Second), "", storyPolicy()); a.Verdict != Deny || a.Reason != ReasonExpired || a.Intent.Exists {
+			t.Fatalf("%s %s", a.Verdict, a.Reason)
+		}
+		s.inState(c, None)
+	})
+	t.Run("over between two attempts", func(t *testing.T) {
+		s := tell(t)
+		c := s.call("new", "order/9")
+		s.register(stated(c), in(s, time.Hour), "", storyPolicy())
+		s.settle(s.send(c), unreachable())
+		s.pass(time.Hour)
+		if a := s.admit(c); a.Verdict == Allow {
+			t.Fatal("it was sent after its time")
+		}
+		s.sweep()
+		s.inState(c, Failed)
+	})
+	t.Run("over after a release", func(t *testing.T) {
+		s := tell(t)
+		s.pay(s.call("paid", "order/9"), "re_1")
+		c := s.call("new", "order/9")
+		s.register(stated(c), in(s, time.Hour), "", storyPolicy())
+		s.take(c, Release)
+		s.pass(time.Hour)
+		if a := s.admit(c); a.Verdict != UnknownHold {
+			t.Fatalf("%s %s", a.Verdict, a.Reason)
+		}
+		if h := s.hold(c); h.Number != 2 || h.Cause == "" {
+			t.Fatalf("the hold stands as %+v", h)
+		}
+	})
+}
+
+func TestRegisteredOnly(t *testing.T) {
+	s := tell(t)
+	p := storyPolicy()
+	p.RegisteredOnly = true
+	c := s.call("new", "order/9")
+	refused := func(a Answer) {
+		t.Helper()
+		if a.Verdict != Deny || a.Reason != ReasonNotRegistered || a.Ticket != nil {
+			t.Fatalf("%s %s", a.Verdict, a.Reason)
+		}
+	}
+	refused(s.admitUnder(c, p))
+	s.inState(c, None)
+	s.registered(c)
+	a := s.admitUnder(c, p)
+	if a.Verdict != Allow {
+		t.Fatalf("registered: %s %s", a.Verdict, a.Reason)
+	}
+	s.settle(a.Ticket, paid("re_1"))
+	if a := s.admitUnder(c, p); a.Verdict != Replay {
+		t.Fatalf("the same again: %s %s", a.Verdict, a.Reason)
+	}
+	refused(s.admitUnder(s.call("other", "order/9"), p)) // and makes no hold
+	s.inState(s.call("other", "order/9"), None)
+
+	// An exact match is told before the rule, as before every other.
+	first := s.call("first", "order/1").on("s/1")
+	s.pay(first, "re_2")
+	again := first
+	again.IntentID = "again"
+	if a := s.admitUnder(again, p); a.Verdict != Replay || a.Intent.IntentID != "first" {
+		t.Fatalf("an exact match: %s %s", a.Verdict, a.Reason)
+	}
+
+	// What was begun before the rule needs to be registered too, and then goes on.
+	begun := s.call("begun", "order/2")
+	s.settle(s.send(begun), unreachable())
+	s.pass(2 * time.Second)
+	refused(s.admitUnder(begun, p))
+	s.register(stated(begun), Registration{}, "", p)
+	if a := s.admitUnder(begun, p); a.Verdict != Allow {
+		t.Fatalf("registered afterwards: %s %s", a.Verdict, a.Reason)
+	}
+}
+
+func TestOneFaceForOneIntent(t *testing.T) {
+	s := tell(t)
+	c := s.call("new", "order/9")
+	face := func(name, instead string) string {
+		t.Helper()
+		a := s.register(stated(c), Registration{Face: name, Shown: []byte(name)}, instead, storyPolicy())
+		if a.Verdict != Allow || string(a.Intent.Registration.Shown) != a.Intent.Registration.Face {
+			t.Fatalf("%s %s, %+v", a.Verdict, a.Reason, a.Intent.Registration)
+		}
+		return a.Intent.Registration.Face
+	}
+	s.registered(c)
+	for _, step := range []struct{ name, instead, want string }{
+		{"a", "", "a"},  // one that was registered without has none yet
+		{"a", "", "a"},  //
+		{"b", "", "a"},  // the first one is its face
+		{"b", "x", "a"}, // nor does it take the place of another
+		{"b", "a", "b"}, // whoever knows that the first is gone
+		{"a", "", "b"},  //
+	} {
+		before := s.net.count("Update")
+		if got := face(step.name, step.instead); got != step.want {
+			t.Fatalf("%+v: the face is %q", step, got)
+		}
+		if writes := s.net.count("Update") - before; writes > 1 {
+			t.Fatalf("%+v: %d writes", step, writes)
+		}
+	}
+}
+
+// Two agents, or replicas, at once: one intent, one send.
+func TestRegisteringRaces(t *testing.T) {
+	s := tell(t)
+	for round := range 40 {
+		c := s.call(fmt.Sprint("new-", round), fmt.Sprint("order/", round))
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		var tickets []*Ticket
+		for i := range 6 {
+			e := s.process()
+			wg.Go(func() {
+				if i%2 == 0 {
+					a, err := s.tryRegister(e, stated(c), Registration{Face: fmt.Sprint(i)}, "", storyPolicy())
+					if err != nil || a.Verdict != Allow && a.Verdict != InFlightNow {
+						t.Errorf("register: %s %s (%v)", a.Verdict, a.Reason, err)
+					}
+					return
+				}
+				s.mu.Lock()
+				s.keys[c.Key] = true
+				s.mu.Unlock()
+				a, err := e.Admit(s.ctx, c, storyPolicy())
+				if err != nil {
+					t.Errorf("call: %v", err)
+					return
+				}
+				if a.Ticket != nil {
+					mu.Lock()
+					tickets = append(tickets, a.Ticket)
+					mu.Unlock()
+				}
+			})
+		}
+		wg.Wait()
+		if len(tickets) != 1 {
+			t.Fatalf("round %d: %d may send", round, len(tickets))
+		}
+		s.settle(tickets[0], paid("re"))
+		if r := s.inState(c, Succeeded); r.Registration == nil || r.Registration.Face == "" {
+			t.Fatalf("round %d: no face", round)
+		}
+	}
+}
+
+// The reply to a registration is lost: it is recognised, or told when it is repeated.
+func TestARegistrationWhoseReplyIsLost(t *testing.T) {
+	s := tell(t)
+	c := s.call("new", "order/9")
+	lost := 0
+	s.net.hook(nil, func(what string) error {
+		if what == "Reserve" && lost < 2 {
+			lost++
+			return errStoryLost
+		}
+		return nil
+	})
+	s.registered(c)
+	if lost != 2 {
+		t.Fatal("nothing was lost")
+	}
+	s.net.hook(func(what string) error { return errStoryLost }, nil)
+	if _, err := s.tryRegister(s.Engine, stated(s.call("other", "order/8")), Registration{}, "", storyPolicy()); !errors.Is(err, store.ErrUnavailable) {
+		t.Fatalf("without a store: %v", err)
+	}
+}
+
+// After a lost memory a first registration is as suspicious as a first call.
+func TestRegisterAfterALostMemory(t *testing.T) {
+	s := tell(t)
+	s.lostMemory(nil)
+	c := s.call("new", "order/9")
+	if a := s.register(stated(c), Registration{}, "", storyPolicy()); a.Verdict != UnknownHold || a.Reason != OutcomeUnknown {
+		t.Fatalf("%s %s", a.Verdict, a.Reason)
+	}
+	if a := s.admit(c); a.Verdict != UnknownHold {
+		t.Fatalf("its call: %s %s", a.Verdict, a.Reason)
+	}
+}
