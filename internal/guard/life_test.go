@@ -390,6 +390,8 @@ func soundRecord(t *testing.T, state State) *record {
 		Current: &hold{Number: 1, Nonce: "h1", Reasons: []Reason{ScopeOverlap}, End: HoldResolved},
 	}
 	switch state {
+	case Registered:
+		r.Attempts, r.Registration = nil, &Registration{Quote: "q-1"}
 	case InFlight:
 		r.Attempts = append(r.Attempts, attempt{Number: 2, Generation: 1, Nonce: "n2"})
 	case Held:
@@ -402,6 +404,7 @@ func soundRecord(t *testing.T, state State) *record {
 
 func TestABrokenRecordIsRefused(t *testing.T) {
 	unknown := func(r *record) { r.Attempts[0].Outcome = AttemptUnknown }
+	first := attempt{Number: 1, Generation: 1, Nonce: "n1", Outcome: AttemptFailed}
 	succeeded := func(r *record) { r.Attempts[0].Outcome = AttemptSucceeded }
 	for _, state := range allStates[1:] {
 		if err := soundRecord(t, state).check(); err != nil {
@@ -418,6 +421,8 @@ func TestABrokenRecordIsRefused(t *testing.T) {
 		{InFlight, "the last attempt has ended", func(r *record) { r.last().Outcome = AttemptUnknown }, "not open"},
 		{InFlight, "an earlier attempt is unknown", unknown, "attempt 1 is unknown and nobody released it"},
 		{InFlight, "the hold is open", func(r *record) { r.Current.End = "" }, "has no end"},
+		{Registered, "it was sent", func(r *record) { r.Attempts = []attempt{first} }, "or was sent"},
+		{Registered, "nobody registered it", func(r *record) { r.Registration = nil }, "was not registered"},
 		{Held, "no hold", func(r *record) { r.Current = nil }, "no current hold"},
 		{Held, "the hold has ended", func(r *record) { r.Current.End = HoldVoid }, "no current hold"},
 		{Held, "another number", func(r *record) { r.Current.Number = 2 }, "no current hold"},

@@ -405,12 +405,11 @@ func TestAnImportThatSaysTooLittleIsRefused(t *testing.T) {
 	c := s.call("intent-1", "order/9")
 	whole := ImportedHold{Key: c.Key, Scope: c.Scope, Fingerprint: c.Fingerprint, Reasons: []Reason{ScopeOverlap}, Number: 1, Policy: storyPolicy()}
 	for name, change := range map[string]func(*ImportedHold){
-		"no tool":        func(h *ImportedHold) { h.Tool = "" },
-		"no scope":       func(h *ImportedHold) { h.Scope = nil },
-		"no fingerprint": func(h *ImportedHold) { h.Fingerprint = "" },
-		"no reasons":     func(h *ImportedHold) { h.Reasons = nil },
-		"no number":      func(h *ImportedHold) { h.Number = 0 },
-		"no budget":      func(h *ImportedHold) { h.Policy.Budget = "" },
+		"no tool":    func(h *ImportedHold) { h.Tool = "" },
+		"no scope":   func(h *ImportedHold) { h.Scope = nil },
+		"no reasons": func(h *ImportedHold) { h.Reasons = nil },
+		"no number":  func(h *ImportedHold) { h.Number = 0 },
+		"no budget":  func(h *ImportedHold) { h.Policy.Budget = "" },
 	} {
 		h := whole
 		change(&h)
