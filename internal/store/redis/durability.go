@@ -43,7 +43,7 @@ func (s *Store) Durability(ctx context.Context) (store.Durability, error) {
 	var info string
 	var config map[string]string
 	var configErr error
-	err := s.ask(ctx, "judge durability", func(ctx context.Context, client valkey.Client) error {
+	err := s.ask(ctx, s.link(), "judge durability", func(ctx context.Context, client valkey.Client) error {
 		// A key of the store in the place of a section or a pattern, which matches
 		// none, brings the question to its node in a cluster.
 		key := s.keys.meta

@@ -182,16 +182,23 @@ func (p *places[T]) of(thing T) (int, bool) {
 		return i, true
 	}
 	p.all = append(p.all, thing)
-	switch {
-	case p.at != nil:
+	if p.at != nil {
 		p.at[thing] = len(p.all) - 1
-	case len(p.all) > fewPlaces:
-		p.at = make(map[T]int, 2*len(p.all))
-		for i, t := range p.all {
-			p.at[t] = i
-		}
+	} else {
+		p.index()
 	}
 	return len(p.all) - 1, false
+}
+
+// index is needed once there are more than few.
+func (p *places[T]) index() {
+	if len(p.all) <= fewPlaces {
+		return
+	}
+	p.at = make(map[T]int, 2*len(p.all))
+	for i, t := range slices.Backward(p.all) {
+		p.at[t] = i
+	}
 }
 
 // packed are marks as they are sent.

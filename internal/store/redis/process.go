@@ -137,6 +137,17 @@ func raise(n *atomic.Uint64, least uint64) bool {
 // The first ownArgs of its arguments are filled in here. living says that the script notes
 // that the process lives, as each write does. under are the epochs of what it may write.
 func (s *Store) run(ctx context.Context, doing string, script *valkey.Lua, living bool, keys, args []string, under ...string) ([]valkey.ValkeyMessage, error) {
+	return s.runOn(ctx, s.link(), doing, script, living, func(draw func() (string, uint64)) ([]string, []string) {
+		args[0] = s.prefix
+		args[1], _ = draw()
+		return keys, args
+	}, under...)
+}
+
+// runOn is run on one link, with keys and arguments that are put together each time that
+// the question is asked, for the ticket that is drawn then; without keys it is not asked.
+func (s *Store) runOn(ctx context.Context, l *link, doing string, script *valkey.Lua, living bool,
+	words func(draw func() (string, uint64)) (keys, args []string), under ...string) ([]valkey.ValkeyMessage, error) {
 	for {
 		if err := s.processes.lost.Load(); err != nil {
 			return nil, fmt.Errorf("%s: %w", doing, *err)
@@ -144,11 +155,17 @@ func (s *Store) run(ctx context.Context, doing string, script *valkey.Lua, livin
 		p := s.processes.take()
 		// Also what is not answered may be counted.
 		p.writes(under...)
-		question, ticket := s.processes.question(p)
-		args[0], args[1] = s.prefix, question
+		var ticket uint64
+		keys, args := words(func() (question string, drawn uint64) {
+			question, ticket = s.processes.question(p)
+			return question, ticket
+		})
+		if len(keys) == 0 {
+			return nil, nil
+		}
 		var answered atomic.Bool
 		var answer []valkey.ValkeyMessage
-		err := s.ask(ctx, doing, func(ctx context.Context, client valkey.Client) error {
+		err := s.ask(ctx, l, doing, func(ctx context.Context, client valkey.Client) error {
 			// A server that does not know the script has not run it; it is sent whole then.
 			a, err := script.Exec(ctx, client, keys, args).ToArray()
 			if _, refused := valkey.IsValkeyErr(err); err == nil || refused {

@@ -50,14 +50,18 @@ func (s *Store) Get(ctx context.Context, key string) (*store.Record, time.Time, 
 	if err := store.ValidateName(key); err != nil {
 		return nil, time.Time{}, err
 	}
-	const doing = "read a record"
-	id := hash(key)
-	a, err := s.run(ctx, doing, s.scripts.get, false, []string{s.keys.meta, s.key("r" + id), s.key("b" + id)}, []string{"", ""})
+	const doing = doingRead
+	o, err := s.link().reads.ask(ctx, doing, &step{id: hash(key)})
 	if err != nil {
 		return nil, time.Time{}, err
 	}
-	r := reader{answer: a}
-	now, record := r.time(), r.record(true)
+	for _, part := range o.parts {
+		if err := part.Error(); err != nil && !part.IsNil() {
+			return nil, time.Time{}, s.explain(doing, err)
+		}
+	}
+	r := reader{answer: o.parts}
+	now, record := o.now, r.record(true)
 	if r.err != nil {
 		return nil, time.Time{}, s.damaged(doing, r.err.Error())
 	}

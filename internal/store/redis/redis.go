@@ -109,7 +109,10 @@ func open(opts Options, scripts scripts) (*Store, error) {
 	s.keys = keys{s.key("meta"), s.key("due"), s.key("held"), s.key("sums"), s.key("marks")}
 	s.processes.now = time.Now
 	for range opts.Connections {
-		s.links = append(s.links, &link{open: s.connect})
+		l := &link{open: s.connect}
+		l.writes = newLane(s, l, doingWrite, s.scripts.write, s.keys.meta, s.keys.due, s.keys.held, s.keys.sums, s.keys.marks)
+		l.reads = newLane(s, l, doingRead, s.scripts.get, s.keys.meta)
+		s.links = append(s.links, l)
 	}
 	return s, nil
 }
@@ -190,6 +193,8 @@ func (s *Store) dial(ctx context.Context, address string, _ *net.Dialer, config 
 // is made anew.
 type link struct {
 	open func() (valkey.Client, error)
+	// What of this connection waits to be asked together.
+	writes, reads *lane
 
 	mu      sync.Mutex
 	client  valkey.Client
@@ -280,21 +285,31 @@ func (s *Store) Close() error {
 
 var errClosed = errors.New("the store is closed")
 
-// ask hands fn a client and waits for it no longer than the caller and the timeout
-// allow: the client itself waits for room in its queue and for a connection that
-// somebody else has begun to make, whatever its context says.
-func (s *Store) ask(ctx context.Context, doing string, fn func(context.Context, valkey.Client) error) error {
+// link is the one that is next.
+func (s *Store) link() *link { return s.links[s.next.Add(1)%uint64(len(s.links))] }
+
+// refused says why nothing can be asked any more.
+func (s *Store) refused(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
-		return s.unavailable(doing, err)
+		return err
 	}
 	select {
 	case <-s.closing:
-		return s.unavailable(doing, errClosed)
+		return errClosed
 	default:
+		return nil
+	}
+}
+
+// ask hands fn a client and waits for it no longer than the caller and the timeout
+// allow: the client itself waits for room in its queue and for a connection that
+// somebody else has begun to make, whatever its context says.
+func (s *Store) ask(ctx context.Context, l *link, doing string, fn func(context.Context, valkey.Client) error) error {
+	if err := s.refused(ctx); err != nil {
+		return s.unavailable(doing, err)
 	}
 	bounded, cancel := context.WithTimeoutCause(ctx, s.opts.Timeout, errSilent)
 	defer cancel()
-	l := s.links[s.next.Add(1)%uint64(len(s.links))]
 	done := make(chan error, 1)
 	go func() {
 		client, err := l.get(bounded)

@@ -74,17 +74,16 @@ func covered(watermarks []store.Watermark) (uint64, error) {
 }
 
 func (s *Store) write(ctx context.Context, doing string, w store.Write, probes []store.Probe, covered uint64) (store.Result, error) {
-	args, err := arguments(w, probes, covered)
+	id := hash(w.Key)
+	args, err := arguments(id, w, probes, covered)
 	if err != nil {
 		return store.Result{}, err
 	}
-	id := args[argID]
-	a, err := s.run(ctx, doing, s.scripts.write, false,
-		[]string{s.keys.meta, s.key("r" + id), s.key("b" + id), s.keys.due, s.keys.held, s.keys.sums, s.keys.marks}, args, w.Epoch)
+	o, err := s.link().writes.ask(ctx, doing, &step{id: id, epoch: w.Epoch, args: args})
 	if err != nil {
 		return store.Result{}, err
 	}
-	return s.result(doing, a, w, probes, covered)
+	return s.result(doing, o, w, probes, covered)
 }
 
 // What becomes of a record's marks, as in lua/write.lua.
@@ -94,13 +93,9 @@ const (
 	modeReplace = 2
 )
 
-// argID is where arguments has the record's id.
-const argID = 4
-
-// arguments are those of lua/write.lua, with room for prefix and process, in memory of
-// their own: they may be sent after the caller has left.
-func arguments(w store.Write, probes []store.Probe, covered uint64) ([]string, error) {
-	id := hash(w.Key)
+// arguments are those of a step of lua/write.lua, in memory of their own: they may be sent
+// after the caller has left.
+func arguments(id string, w store.Write, probes []store.Probe, covered uint64) ([]string, error) {
 	mode, due, flags := byte(modeReplace), int64(0), byte(0)
 	var header, body string
 	switch {
@@ -122,34 +117,49 @@ func arguments(w store.Write, probes []store.Probe, covered uint64) ([]string, e
 	if marks.ownEnds {
 		flags |= flagOwnEnds
 	}
-	numbers := make([]byte, 0, 4*6+2+3*4)
+	// Each string is asked for once, be it for probes or for marks.
+	texts := places[[hashSize]byte]{all: make([][hashSize]byte, 0, len(probes)+len(marks.strings))}
+	for _, p := range probes {
+		texts.all = append(texts.all, hashed(p.String))
+	}
+	texts.index()
+	which := make([]byte, 0, 3*len(marks.strings))
+	for _, text := range marks.strings {
+		i, _ := texts.of(text)
+		which = append(which, byte((i+1)>>16), byte((i+1)>>8), byte(i+1))
+	}
+	if len(texts.all) >= 1<<24 {
+		return nil, fmt.Errorf("%w: %d strings of probes and marks", store.ErrInvalid, len(texts.all))
+	}
+	numbers := make([]byte, 0, 4*6+2+4*4)
 	for _, n := range []int64{int64(min(w.Expected, mostVersions)), due, marks.end, int64(covered)} {
 		numbers = append48(numbers, n)
 	}
 	numbers = append(numbers, mode, flags)
-	for _, n := range []int{len(probes), len(marks.strings), len(w.Meters)} {
+	for _, n := range []int{len(probes), len(texts.all) - len(probes), len(marks.strings), len(w.Meters)} {
 		numbers = binary.BigEndian.AppendUint32(numbers, uint32(n))
 	}
-	asked := make([]byte, 0, (len(probes)+len(marks.strings))*hashSize)
-	excepted, firsts := make([]byte, len(probes)*hashSize), make([]byte, len(probes))
-	for i, p := range probes {
-		text := hashed(p.String)
-		asked = append(asked, text[:]...)
+	packed := make([]byte, 0, (len(texts.all)+len(probes))*hashSize+len(probes)+len(which)+len(marks.alone))
+	for i := range texts.all {
+		packed = append(packed, texts.all[i][:]...)
+	}
+	for _, p := range probes {
+		var tag [hashSize]byte
 		if p.Except != "" {
-			tag := hashed(p.Except)
-			copy(excepted[i*hashSize:], tag[:])
+			tag = hashed(p.Except)
 		}
-		firsts[i] = '0'
+		packed = append(packed, tag[:]...)
+	}
+	for _, p := range probes {
 		if p.First {
-			firsts[i] = '1'
+			packed = append(packed, '1')
+		} else {
+			packed = append(packed, '0')
 		}
 	}
-	for _, text := range marks.strings {
-		asked = append(asked, text[:]...)
-	}
-	args := make([]string, ownArgs, ownArgs+12+3*len(w.Meters))
-	args = append(args, w.Epoch, w.Nonce, id, w.Key, string(numbers), header, body, string(marks.marks),
-		string(asked), string(excepted), string(firsts), string(marks.alone))
+	packed = append(append(packed, which...), marks.alone...)
+	args := make([]string, 0, 7+3*len(w.Meters))
+	args = append(args, w.Nonce, w.Key, string(numbers), header, body, string(marks.marks), string(packed))
 	for _, m := range w.Meters {
 		amount, err := canonical(m.Amount)
 		if err != nil {
@@ -160,30 +170,36 @@ func arguments(w store.Write, probes []store.Probe, covered uint64) ([]string, e
 	return args, nil
 }
 
-// result reads the answer of lua/write.lua.
-func (s *Store) result(doing string, a []valkey.ValkeyMessage, w store.Write, probes []store.Probe, covered uint64) (store.Result, error) {
-	r := reader{answer: a}
-	var result store.Result
-	switch kind := r.text(); kind {
-	case "epoch":
-		have := r.text()
+// result reads the answer of lua/write.lua to a step.
+func (s *Store) result(doing string, o outcome, w store.Write, probes []store.Probe, covered uint64) (store.Result, error) {
+	answer := o.parts[0]
+	r := reader{answer: o.parts}
+	if answer.IsInt64() {
+		result := store.Result{Outcome: store.Written, Now: o.now, Version: r.number()}
 		if r.err != nil {
 			return store.Result{}, s.damaged(doing, r.err.Error())
 		}
-		return store.Result{}, fmt.Errorf("%w: the store has epoch %q, the writer knows %q", store.ErrMemoryLost, have, w.Epoch)
+		return result, nil
+	}
+	if err := answer.Error(); err != nil {
+		return store.Result{}, s.explain(doing, err)
+	}
+	if r.answer, r.err = answer.ToArray(); r.err != nil {
+		return store.Result{}, s.damaged(doing, r.err.Error())
+	}
+	var result store.Result
+	switch kind := r.text(); kind {
 	case "watermark":
 		return store.Result{}, fmt.Errorf("%w: watermark %d is beyond the store's sequence %d", store.ErrInvalid, covered, r.number())
-	case "written":
-		result = store.Result{Outcome: store.Written, Now: r.time(), Version: r.number()}
 	case "mismatch":
-		result = store.Result{Outcome: store.Mismatch, Now: r.time(), Record: r.record(true)}
+		result = store.Result{Outcome: store.Mismatch, Now: o.now, Record: r.record(true)}
 	case "full":
-		result = store.Result{Outcome: store.OverLimit, Now: r.time()}
+		result = store.Result{Outcome: store.OverLimit, Now: o.now}
 		if i := r.number(); r.err == nil && i < uint64(len(w.Meters)) {
 			result.Meter = w.Meters[i].Meter
 		}
 	case "blocked":
-		result = store.Result{Outcome: store.Blocked, Now: r.time(), Watermark: store.Watermark(strconv.FormatUint(r.number(), 10)), HitCount: int(r.number())}
+		result = store.Result{Outcome: store.Blocked, Now: o.now, Watermark: store.Watermark(strconv.FormatUint(r.number(), 10)), HitCount: int(r.number())}
 		for _, hit := range r.text() {
 			result.ProbeHits = append(result.ProbeHits, hit == '1')
 		}

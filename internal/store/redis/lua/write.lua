@@ -1,26 +1,31 @@
--- Reserve and Update: one step. An Update has no probes.
+-- Reserve and Update: some steps, one after the other. Each is all or nothing, and what
+-- goes wrong with one is nothing to the others. An Update has no probes.
 --
--- KEYS: meta, record, body, due, held, sums, marks.
--- ARGV: prefix, process, epoch, nonce, the record's id, its key; numbers, packed: the
--- expected version, due, the common end of the marks, the highest stamp passed over,
+-- KEYS: meta, due, held, sums, marks; then of each step: record, body.
+-- ARGV: prefix, process, epoch; then of each step: nonce; the record's key; numbers, packed:
+-- the expected version, due, the common end of the marks, the highest stamp passed over,
 -- what becomes of the marks (0: they are removed with the record, 1: kept, 2: replaced),
--- flags, how many probes, strings with marks and meters there are; header, body, marks;
--- in one argument each, because every one takes its time: the hashes of the probes and of
--- the strings; of each probe the hash of the excepted tag or zeros, and 1 if its hits come
--- first; of each string, after its length, its value if nobody else has marks of it; then
--- of each meter: hash, amount, limit or ''.
--- → the count, and then: 'written', time, version; 'mismatch', time, record, body;
--- 'blocked', time, watermark, and what search returned; 'full', time, index;
--- 'epoch', the store's.
+-- flags, how many probes, strings with marks that no probe asks for, strings with marks and
+-- meters there are; header, body, marks; in one argument, because every one takes its time:
+-- the hashes of the strings of the probes and of those with marks that no probe asks for; of
+-- each probe the hash of the excepted tag or zeros; of each 1 if its hits come first; of each
+-- string with marks which one of the former it is, and then, after its length, its value if
+-- nobody else has marks of it; then of each meter: hash, amount, limit or ''.
+-- → the count, the time, and then of each step: its version if it was written, 0 for none;
+-- an error; 'mismatch', record, body; 'blocked', watermark, and what search returned; 'full',
+-- index; 'watermark', the sequence. Or the count, 'epoch', the store's.
 local REMOVE, KEEP = 0, 1
 local NOTAG = '\0\0\0\0\0\0\0\0\0\0\0\0'
--- METERS is where the meters begin. A record's value has three bytes for the length of
--- its marks and its meter entries.
-local METERS, MOSTBYTES = 15, 16777216
+-- A step has STEP arguments, and three for each meter; how many meters there are is said
+-- where its numbers have COUNTED. A record's value has three bytes for the length of its
+-- marks and its meter entries.
+local STEP, COUNTED, MOSTBYTES = 7, 39, 16777216
+-- A number that is given to a command takes much less time as it is written so.
+local format = string.format
 
 -- split takes n values, each packed so, out of a string.
-local function split(as, n, packed)
-  local values, at = {}, 1
+local function split(as, n, packed, at)
+  local values = {}
   for i = 1, n, 100 do
     local k = math.min(100, n - i + 1)
     local part = {unpackFrom(string.rep(as, k), packed, at)}
@@ -41,308 +46,353 @@ local function fetch(of, first, last)
     return {}
   end
   if last - first < 500 then
-    return call('HMGET', KEYS[7], unpack(of, first, last))
+    return call('HMGET', KEYS[5], unpack(of, first, last))
   end
   local values = {}
   for i = first, last, 500 do
-    for j, v in ipairs(call('HMGET', KEYS[7], unpack(of, i, math.min(i + 499, last)))) do
+    for j, v in ipairs(call('HMGET', KEYS[5], unpack(of, i, math.min(i + 499, last)))) do
       values[i - first + j] = v
     end
   end
   return values
 end
 
-local nonce, id, key = ARGV[4], ARGV[5], ARGV[6]
-local expected, due, ends, covered, mode, flags, probes, n, meters = unpackFrom('>I6I6I6I6BBI4I4I4', ARGV[7])
+-- What the steps before have found out: that the user may use all commands that write a
+-- record, and all that write one anew. And whether any of them has written.
+local mayWrite, mayReplace, wrote = false, false, false
+
+-- allowed finds out whether the user may write this record.
+local function allowed(record, id, anew)
+  local may = redis.acl_check_cmd
+  if may and not (may('SET', record, '')
+    and (mayWrite or may('HSET', KEYS[1], 'sequence', '0') and may('ZADD', KEYS[2], '0', id))
+    and (not anew or mayReplace or may('DEL', record) and may('ZREM', KEYS[2], id) and may('HDEL', KEYS[5], id))) then
+    refuse('NOPERM', 'the user may not use all of HSET, SET, ZADD, DEL, ZREM and HDEL')
+  end
+  mayWrite, mayReplace = true, mayReplace or anew
+end
+
+-- step is one of them: where its arguments begin, and its keys.
+local function step(first, record, body)
+  local nonce, key, packed = ARGV[first], ARGV[first + 1], ARGV[first + 6]
+  local expected, due, ends, covered, mode, flags, probes, fresh, n, meters = unpackFrom('>I6I6I6I6BBI4I4I4I4', ARGV[first + 2])
+
+  if covered > sequence then
+    return {'watermark', sequence}
+  end
+  if sequence >= MOST - 1 then
+    damaged('the sequence is at its end')
+  end
+  local id = sub(record, -HASH)
+
+  -- The record as it is, and its version; zeros if there is none.
+  local value = call('GET', record)
+  local version, wasDue, oldFlags, stamp, oldEnds, oldMarks, many, kept = 0, 0, 0, 0, 0, '', '', ''
+  if value then
+    if byte(value, 1) ~= RECORD then
+      refuse('HOLDFASTFORMAT', 'of a record: ' .. tostring(byte(value, 1)))
+    end
+    local _, nonces, keys, marks, manys, entries, at
+    version, _, wasDue, oldFlags, stamp, oldEnds, nonces, keys, marks, manys, entries, at = unpackFrom(LAYOUT, value, 2)
+    local keyAt = at + nonces
+    local marksAt = keyAt + keys
+    local manyAt = marksAt + marks
+    local entriesAt = manyAt + manys
+    if sub(value, keyAt, marksAt - 1) ~= key then
+      damaged('two keys have one hash')
+    end
+    if version > sequence or stamp > version then
+      damaged('a record is newer than the sequence')
+    end
+    if sub(value, at, keyAt - 1) == nonce then
+      return version
+    end
+    oldMarks, many = sub(value, marksAt, manyAt - 1), sub(value, manyAt, entriesAt - 1)
+    kept = sub(value, entriesAt, entriesAt + entries - 1)
+  end
+  if version ~= expected then
+    return {'mismatch', value, value and call('GET', body)}
+  end
+
+  -- What becomes of the marks. The end of one lies in its record, so that for the same marks
+  -- again nothing changes but the rank and the end of those that lie in sorted sets.
+  local marks = ARGV[first + 5]
+  if mode == KEEP then
+    marks, ends = oldMarks, oldEnds
+    if oldFlags >= OWNENDS then
+      flags = flags + OWNENDS
+    end
+  end
+  local known = marks == oldMarks and flags < OWNENDS
+  -- Where what is packed begins, less one: the tags that probes except, which hits come first,
+  -- and which strings have marks.
+  local exceptAt = (probes + fresh) * HASH
+  local firstAt = exceptAt + probes * HASH
+  local whichAt = firstAt + probes
+  local aloneAt = whichAt + 3 * n
+  if known then
+    fresh, n = 0, 0
+  end
+
+  -- The strings that are probed for, and then the others with marks, and their values.
+  local asked, values = {}, {}
+  if probes + fresh > 0 then
+    asked = split('c' .. HASH, probes + fresh, packed, 1)
+    values = fetch(asked, 1, probes + fresh)
+  end
+  -- What marking makes, once it is needed.
+  local m
+
+  -- Probes. Mostly there is nothing under what is probed for, or nothing but what the
+  -- probe excepts and what the record itself has left.
+  local found = false
+  for i = 1, probes do
+    local v = values[i]
+    if v then
+      local except = sub(packed, exceptAt + (i - 1) * HASH + 1, exceptAt + i * HASH)
+      if except == NOTAG then
+        found = found or #v ~= 1 + HASH or sub(v, 2) ~= id
+      else
+        local k = byte(v, 1)
+        if k < 254 then
+          found = found or k < 128 or sub(v, 2, 1 + HASH) ~= except or #v ~= 1 + HASH + (k - 128) * HASH
+        else
+          found = found or v ~= '\254\0\1' .. except
+        end
+      end
+    end
+  end
+  if found then
+    m = marking()
+    local function excepted(i)
+      local tag = sub(packed, exceptAt + (i - 1) * HASH + 1, exceptAt + i * HASH)
+      return tag ~= NOTAG and tag or ''
+    end
+    local hit = search(m, asked, probes, values, excepted, sub(packed, firstAt + 1, whichAt), id, covered, math.floor(micros / 1000))
+    if hit then
+      return {'blocked', sequence, unpack(hit)}
+    end
+  end
+
+  -- Meters. An entry is its meter's hash and its amount, 0 for none.
+  local sums = {}
+  if meters > 0 or mode == REMOVE and kept ~= '' then
+    local compare, add, subtract = decimals()
+    local entries, order, i = {}, {}, 1
+    while i <= #kept do
+      local size = byte(kept, i + HASH)
+      local hash = sub(kept, i, i + HASH - 1)
+      entries[hash], order[#order + 1] = sub(kept, i + HASH + 1, i + HASH + size), hash
+      i = i + HASH + 1 + size
+    end
+    if mode == REMOVE then
+      for i, hash in ipairs(order) do
+        sums[i] = {hash = hash, amount = '0', limit = ''}
+      end
+    end
+    for i = 1, meters do
+      local at = first + STEP + 3 * (i - 1)
+      sums[i] = {hash = ARGV[at], amount = ARGV[at + 1], limit = ARGV[at + 2]}
+    end
+    for i, e in ipairs(sums) do
+      local before = entries[e.hash] or '0'
+      e.had = call('HGET', KEYS[4], e.hash)
+      e.sum = e.had or '0'
+      if before ~= e.amount then
+        local rest = subtract(e.sum, before)
+        if not rest then
+          damaged('a meter is less than what is in it')
+        end
+        e.sum = add(rest, e.amount)
+        if e.limit ~= '' and compare(e.amount, before) > 0 and compare(e.sum, e.limit) > 0 then
+          return {'full', i - 1}
+        end
+      end
+      if not entries[e.hash] then
+        order[#order + 1] = e.hash
+      end
+      entries[e.hash] = e.amount
+    end
+    local parts = {}
+    for _, hash in ipairs(order) do
+      if entries[hash] ~= '0' then
+        parts[#parts + 1] = hash .. string.char(#entries[hash]) .. entries[hash]
+      end
+    end
+    kept = table.concat(parts)
+  end
+
+  local newVersion = sequence + 1
+  local rank = flags % OWNENDS >= NOTSETTLED and newVersion + UNSETTLED or newVersion
+  -- What becomes of values of strings, and of the marks that do not lie there.
+  local set, gone, moves = {}, {}, {}
+  -- again moves the record in a sorted set, or puts it there.
+  local function again(name)
+    call('ZCARD', name)
+    moves[#moves + 1] = {'ZADD', name, format('%d', rank), 'r' .. id, format('%d', ends == 0 and NEVER or ends - BELOW), 'e' .. id}
+  end
+  if known then
+    local at = 1
+    for i = 1, #many do
+      local after = at + (byte(marks, at) % 2 == 1 and 1 + 2 * HASH or 1 + HASH)
+      if byte(many, i) == 1 then
+        again(P .. 'm' .. sub(marks, at + 1, after - 1))
+      end
+      at = after
+    end
+  end
+
+  -- The strings with marks, and their values.
+  local names, was = {}, {}
+  if n > 0 then
+    local which = split('>I3', n, packed, whichAt + 1)
+    for i = 1, n do
+      names[i], was[i] = asked[which[i]], values[which[i]]
+    end
+  end
+  local strings, alone, had = n, nil, {}
+  if oldMarks ~= '' and not known then
+    -- Marks that it had: strings of which it has none now come after the others.
+    m, alone = m or marking(), split('>I4c0', n, packed, aloneAt + 1)
+    local at = {}
+    for i = 1, n do
+      at[names[i]] = i
+    end
+    m.eachMark(oldMarks, function(hash, tag)
+      local i = at[hash]
+      if not i then
+        strings = strings + 1
+        i = strings
+        at[hash], names[i], alone[i] = i, hash, ''
+      end
+      if mode == KEEP then
+        alone[i] = alone[i] .. m.group(tag, id)
+      end
+      had[i] = had[i] or {}
+      had[i][#had[i] + 1] = tag
+    end)
+    for i, v in ipairs(fetch(names, n + 1, strings)) do
+      was[n + i] = v
+    end
+  end
+
+  -- Strings and tags of which the record has marks in sorted sets; and which strings these
+  -- are, as long as each has a single mark, so that there are as many of the one as of the other.
+  local lie, lieAt, change = {}, {}, nil
+  alone = alone or split('>I4c0', n, packed, aloneAt + 1)
+  for i = 1, strings do
+    local hash, v, a = names[i], was[i], alone[i]
+    local few = v and byte(v, 1) < 254
+    -- one is where the record's id would end what comes before it, if it has a single mark.
+    local one = not had[i] and (#a == 1 + HASH and 1 or #a == 1 + HASH + HASH and 1 + HASH)
+    if one and not v then
+      set[#set + 1], set[#set + 2] = hash, a
+    elseif one and few and byte(v, 1) % 128 < LARGE and #v == one + byte(v, 1) % 128 * HASH and sub(v, 2, one) == sub(a, 2, one) then
+      -- All have its tag, or none.
+      set[#set + 1], set[#set + 2] = hash, string.char(byte(v, 1) + 1) .. sub(v, 2) .. id
+    elseif one and flags < OWNENDS and v == (one == 1 and '\255\0\0' or '\254\0\1' .. sub(a, 2, one)) then
+      local name = hash .. sub(a, 2, one)
+      again(P .. 'm' .. name)
+      lie[name], lieAt[i] = true, true
+    else
+      m = m or marking()
+      change = change or changing(m, id, rank, flags, marks, ends, set, gone, moves, lie)
+      change(hash, v, m.groupsOf(a), had[i] or {})
+    end
+  end
+  if change then
+    many = m.manyAmong(marks, lie)
+    m.rewrite(moves)
+  elseif next(lieAt) then
+    local bytes = {}
+    for i = 1, n do
+      bytes[i] = lieAt[i] and '\1' or '\0'
+    end
+    many = table.concat(bytes)
+  elseif not known then
+    many = ''
+  end
+
+  if #marks >= MOSTBYTES or #kept >= MOSTBYTES or #many > 65535 then
+    refuse('HOLDFASTSIZE', 'of marks or meters')
+  end
+
+  -- All keys that are written below have been passed to a command of their type, or are
+  -- here, or come first; and the user may use all commands that write.
+  local held, wasHeld = flags % 2 == HELD, oldFlags % 2 == HELD
+  if held ~= wasHeld then
+    call('ZCARD', KEYS[3])
+  end
+  allowed(record, id, value and true)
+
+  if due ~= wasDue then
+    if due == 0 then
+      call('ZREM', KEYS[2], id)
+    else
+      call('ZADD', KEYS[2], format('%d', due), id)
+    end
+  end
+  -- From here on everything is written, and nothing can fail. Sequence and count are written
+  -- behind the last step, in the same script.
+  sequence, count, wrote = newVersion, count + 1, true
+
+  for _, move in ipairs(moves) do
+    call(unpack(move))
+  end
+  for i = 1, #set, 500 do
+    call('HSET', KEYS[5], unpack(set, i, math.min(i + 499, #set)))
+  end
+  for i = 1, #gone, 500 do
+    call('HDEL', KEYS[5], unpack(gone, i, math.min(i + 499, #gone)))
+  end
+
+  for _, e in ipairs(sums) do
+    if e.sum ~= '0' then
+      call('HSET', KEYS[4], e.hash, e.sum)
+    elseif e.had then
+      call('HDEL', KEYS[4], e.hash)
+    end
+  end
+
+  if held ~= wasHeld then
+    -- The held sort by key, byte for byte, and end with the id: a zero byte of the key is
+    -- followed by 255, and the key ends with 0, 1.
+    local member = string.gsub(key, '%z', '\0\255') .. '\0\1' .. id
+    if held then
+      call('ZADD', KEYS[3], 0, member)
+    else
+      call('ZREM', KEYS[3], member)
+    end
+  end
+
+  if mode == REMOVE then
+    call('DEL', record, body)
+    return 0
+  end
+  if mode ~= KEEP or not value then
+    stamp = newVersion
+  end
+  call('SET', record, string.char(RECORD) .. pack(LAYOUT, newVersion, micros, due, flags, stamp, ends,
+    #nonce, #key, #marks, #many, #kept) .. nonce .. key .. marks .. many .. kept .. ARGV[first + 3])
+  if ARGV[first + 4] ~= '' then
+    call('SET', body, ARGV[first + 4])
+  elseif value then
+    call('DEL', body)
+  end
+  return newVersion
+end
 
 if epoch ~= ARGV[3] then
   return {count, 'epoch', epoch}
 end
-if covered > sequence then
-  return {count, 'watermark', sequence}
+local answer, first = {count, micros}, 4
+for i = 6, #KEYS, 2 do
+  local ok, result = pcall(step, first, KEYS[i], KEYS[i + 1])
+  answer[#answer + 1] = ok and result or {err = type(result) == 'table' and result.err or tostring(result)}
+  first = first + STEP + 3 * unpackFrom('>I4', ARGV[first + 2], COUNTED)
 end
-
--- The record as it is, and its version; zeros if there is none.
-local value = call('GET', KEYS[2])
-local version, wasDue, oldFlags, stamp, oldEnds, oldMarks, many, kept = 0, 0, 0, 0, 0, '', '', ''
-if value then
-  if byte(value, 1) ~= RECORD then
-    refuse('HOLDFASTFORMAT', 'of a record: ' .. tostring(byte(value, 1)))
-  end
-  local _, nonces, keys, marks, manys, entries, at
-  version, _, wasDue, oldFlags, stamp, oldEnds, nonces, keys, marks, manys, entries, at = unpackFrom(LAYOUT, value, 2)
-  local keyAt = at + nonces
-  local marksAt = keyAt + keys
-  local manyAt = marksAt + marks
-  local entriesAt = manyAt + manys
-  if sub(value, keyAt, marksAt - 1) ~= key then
-    damaged('two keys have one hash')
-  end
-  if version > sequence or stamp > version then
-    damaged('a record is newer than the sequence')
-  end
-  if sub(value, at, keyAt - 1) == nonce then
-    return {count, 'written', micros, version}
-  end
-  oldMarks, many = sub(value, marksAt, manyAt - 1), sub(value, manyAt, entriesAt - 1)
-  kept = sub(value, entriesAt, entriesAt + entries - 1)
+if wrote then
+  call('HSET', KEYS[1], 'sequence', format('%d', sequence), NAME, entry(count))
+  answer[1] = count
 end
-if version ~= expected then
-  return {count, 'mismatch', micros, value, value and call('GET', KEYS[3])}
-end
-
--- What becomes of the marks. The end of one lies in its record, so that for the same marks
--- again nothing changes but the rank and the end of those that lie in sorted sets.
-local marks = ARGV[10]
-if mode == KEEP then
-  marks, ends = oldMarks, oldEnds
-  if oldFlags >= OWNENDS then
-    flags = flags + OWNENDS
-  end
-end
-local known = marks == oldMarks and flags < OWNENDS
-if known then
-  n = 0
-end
-
--- The strings that are probed for, and then those with marks, and their values.
-local asked, values = {}, {}
-if probes + n > 0 then
-  asked = split('c' .. HASH, probes + n, ARGV[11])
-  values = fetch(asked, 1, probes + n)
-end
--- What marking makes, once it is needed.
-local m
-
--- Probes. Mostly there is nothing under what is probed for, or nothing but what the
--- probe excepts and what the record itself has left.
-local found = false
-for i = 1, probes do
-  local v = values[i]
-  if v then
-    local except = sub(ARGV[12], (i - 1) * HASH + 1, i * HASH)
-    if except == NOTAG then
-      found = found or #v ~= 1 + HASH or sub(v, 2) ~= id
-    else
-      local k = byte(v, 1)
-      if k < 254 then
-        found = found or k < 128 or sub(v, 2, 1 + HASH) ~= except or #v ~= 1 + HASH + (k - 128) * HASH
-      else
-        found = found or v ~= '\254\0\1' .. except
-      end
-    end
-  end
-end
-if found then
-  m = marking()
-  local function excepted(i)
-    local tag = sub(ARGV[12], (i - 1) * HASH + 1, i * HASH)
-    return tag ~= NOTAG and tag or ''
-  end
-  local hit = search(m, asked, probes, values, excepted, ARGV[13], id, covered, math.floor(micros / 1000))
-  if hit then
-    return {count, 'blocked', micros, sequence, unpack(hit)}
-  end
-end
-
--- Meters. An entry is its meter's hash and its amount, 0 for none.
-local sums = {}
-if meters > 0 or mode == REMOVE and kept ~= '' then
-  local compare, add, subtract = decimals()
-  local entries, order, i = {}, {}, 1
-  while i <= #kept do
-    local size = byte(kept, i + HASH)
-    local hash = sub(kept, i, i + HASH - 1)
-    entries[hash], order[#order + 1] = sub(kept, i + HASH + 1, i + HASH + size), hash
-    i = i + HASH + 1 + size
-  end
-  if mode == REMOVE then
-    for i, hash in ipairs(order) do
-      sums[i] = {hash = hash, amount = '0', limit = ''}
-    end
-  end
-  for i = 1, meters do
-    local at = METERS + 3 * (i - 1)
-    sums[i] = {hash = ARGV[at], amount = ARGV[at + 1], limit = ARGV[at + 2]}
-  end
-  for i, e in ipairs(sums) do
-    local before = entries[e.hash] or '0'
-    e.had = call('HGET', KEYS[6], e.hash)
-    e.sum = e.had or '0'
-    if before ~= e.amount then
-      local rest = subtract(e.sum, before)
-      if not rest then
-        damaged('a meter is less than what is in it')
-      end
-      e.sum = add(rest, e.amount)
-      if e.limit ~= '' and compare(e.amount, before) > 0 and compare(e.sum, e.limit) > 0 then
-        return {count, 'full', micros, i - 1}
-      end
-    end
-    if not entries[e.hash] then
-      order[#order + 1] = e.hash
-    end
-    entries[e.hash] = e.amount
-  end
-  local parts = {}
-  for _, hash in ipairs(order) do
-    if entries[hash] ~= '0' then
-      parts[#parts + 1] = hash .. string.char(#entries[hash]) .. entries[hash]
-    end
-  end
-  kept = table.concat(parts)
-end
-
-local newVersion = sequence + 1
-local rank = flags % OWNENDS >= NOTSETTLED and newVersion + UNSETTLED or newVersion
--- What becomes of values of strings, and of the marks that do not lie there.
-local set, gone, moves = {}, {}, {}
--- again moves the record in a sorted set, or puts it there.
-local function again(name)
-  call('ZCARD', name)
-  moves[#moves + 1] = {'ZADD', name, rank, 'r' .. id, ends == 0 and NEVER or ends - BELOW, 'e' .. id}
-end
-if known then
-  local at = 1
-  for i = 1, #many do
-    local after = at + (byte(marks, at) % 2 == 1 and 1 + 2 * HASH or 1 + HASH)
-    if byte(many, i) == 1 then
-      again(P .. 'm' .. sub(marks, at + 1, after - 1))
-    end
-    at = after
-  end
-end
-
-local strings, alone, had = n, nil, {}
-if oldMarks ~= '' and not known then
-  -- Marks that it had: strings of which it has none now come after the others.
-  m, alone = m or marking(), split('>I4c0', n, ARGV[14])
-  local at = {}
-  for i = 1, n do
-    at[asked[probes + i]] = i
-  end
-  m.eachMark(oldMarks, function(hash, tag)
-    local i = at[hash]
-    if not i then
-      strings = strings + 1
-      i = strings
-      at[hash], asked[probes + i], alone[i] = i, hash, ''
-    end
-    if mode == KEEP then
-      alone[i] = alone[i] .. m.group(tag, id)
-    end
-    had[i] = had[i] or {}
-    had[i][#had[i] + 1] = tag
-  end)
-  for i, v in ipairs(fetch(asked, probes + n + 1, probes + strings)) do
-    values[probes + n + i] = v
-  end
-end
-
--- Strings and tags of which the record has marks in sorted sets; and which strings these
--- are, as long as each has a single mark, so that there are as many of the one as of the other.
-local lie, lieAt, change = {}, {}, nil
-alone = alone or split('>I4c0', n, ARGV[14])
-for i = 1, strings do
-  local hash, v, a = asked[probes + i], values[probes + i], alone[i]
-  local few = v and byte(v, 1) < 254
-  -- one is where the record's id would end what comes before it, if it has a single mark.
-  local one = not had[i] and (#a == 1 + HASH and 1 or #a == 1 + HASH + HASH and 1 + HASH)
-  if one and not v then
-    set[#set + 1], set[#set + 2] = hash, a
-  elseif one and few and byte(v, 1) % 128 < LARGE and #v == one + byte(v, 1) % 128 * HASH and sub(v, 2, one) == sub(a, 2, one) then
-    -- All have its tag, or none.
-    set[#set + 1], set[#set + 2] = hash, string.char(byte(v, 1) + 1) .. sub(v, 2) .. id
-  elseif one and flags < OWNENDS and v == (one == 1 and '\255\0\0' or '\254\0\1' .. sub(a, 2, one)) then
-    local name = hash .. sub(a, 2, one)
-    again(P .. 'm' .. name)
-    lie[name], lieAt[i] = true, true
-  else
-    m = m or marking()
-    change = change or changing(m, id, rank, flags, marks, ends, set, gone, moves, lie)
-    change(hash, v, m.groupsOf(a), had[i] or {})
-  end
-end
-if change then
-  many = m.manyAmong(marks, lie)
-  m.rewrite(moves)
-elseif next(lieAt) then
-  local bytes = {}
-  for i = 1, n do
-    bytes[i] = lieAt[i] and '\1' or '\0'
-  end
-  many = table.concat(bytes)
-elseif not known then
-  many = ''
-end
-
-if #marks >= MOSTBYTES or #kept >= MOSTBYTES or #many > 65535 then
-  refuse('HOLDFASTSIZE', 'of marks or meters')
-end
-
--- All keys that are written below have been passed to a command of their type, or are
--- here, or come first; and the user may use all commands that write.
-local held, wasHeld = flags % 2 == HELD, oldFlags % 2 == HELD
-if held ~= wasHeld then
-  call('ZCARD', KEYS[5])
-end
-local may = redis.acl_check_cmd
-if may and not (may('HSET', KEYS[1], 'sequence', '0') and may('SET', KEYS[2], '') and may('ZADD', KEYS[4], '0', id)
-  and (not value or may('DEL', KEYS[2]) and may('ZREM', KEYS[4], id) and may('HDEL', KEYS[7], id))) then
-  refuse('NOPERM', 'the user may not use all of HSET, SET, ZADD, DEL, ZREM and HDEL')
-end
-
-if due ~= wasDue then
-  if due == 0 then
-    call('ZREM', KEYS[4], id)
-  else
-    call('ZADD', KEYS[4], due, id)
-  end
-end
--- From here on everything is written, and nothing can fail.
-call('HSET', KEYS[1], 'sequence', newVersion, NAME, entry(count + 1))
-
-for _, move in ipairs(moves) do
-  call(unpack(move))
-end
-for i = 1, #set, 500 do
-  call('HSET', KEYS[7], unpack(set, i, math.min(i + 499, #set)))
-end
-for i = 1, #gone, 500 do
-  call('HDEL', KEYS[7], unpack(gone, i, math.min(i + 499, #gone)))
-end
-
-for _, e in ipairs(sums) do
-  if e.sum ~= '0' then
-    call('HSET', KEYS[6], e.hash, e.sum)
-  elseif e.had then
-    call('HDEL', KEYS[6], e.hash)
-  end
-end
-
-if held ~= wasHeld then
-  -- The held sort by key, byte for byte, and end with the id: a zero byte of the key is
-  -- followed by 255, and the key ends with 0, 1.
-  local member = string.gsub(key, '%z', '\0\255') .. '\0\1' .. id
-  if held then
-    call('ZADD', KEYS[5], 0, member)
-  else
-    call('ZREM', KEYS[5], member)
-  end
-end
-
-if mode == REMOVE then
-  call('DEL', KEYS[2], KEYS[3])
-  return {count + 1, 'written', micros, 0}
-end
-if mode ~= KEEP or not value then
-  stamp = newVersion
-end
-call('SET', KEYS[2], string.char(RECORD) .. pack(LAYOUT, newVersion, micros, due, flags, stamp, ends,
-  #nonce, #key, #marks, #many, #kept) .. nonce .. key .. marks .. many .. kept .. ARGV[8])
-if ARGV[9] ~= '' then
-  call('SET', KEYS[3], ARGV[9])
-elseif value then
-  call('DEL', KEYS[3])
-end
-return {count + 1, 'written', micros, newVersion}
+return answer

@@ -1,0 +1,270 @@
+package redis
+
+// How steps travel: Reserves and Updates, and Gets, that come while the server is busy with
+// others of their kind are asked for together, by one script. What each question costs the
+// server and this process besides the step itself is then paid once for all of them. One
+// that comes alone goes at once.
+//
+// What must hold: each step has its own outcome, and its caller waits no longer than it
+// would alone. Whoever leaves voids the ticket that its step travels under, if it is on its
+// way; else the step is taken out, and never asked for. So a step changes nothing once its
+// caller was told that it is not known what became of it, and has asked again.
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/valkey-io/valkey-go"
+
+	"github.com/holdfast-dev/holdfast/internal/store"
+)
+
+const (
+	// mostTogether and mostBytes bound what one script is asked for, and with it how long
+	// others wait for the server.
+	mostTogether = 32
+	mostBytes    = 256 << 10
+	// patience is how long steps wait for those before them to be answered. Then they go
+	// behind them on the same connection.
+	patience = 5 * time.Millisecond
+)
+
+const (
+	doingWrite = "write a record"
+	doingRead  = "read a record"
+)
+
+// step is one Reserve, Update or Get.
+type step struct {
+	// id is its record's, epoch what it writes under: none for a Get.
+	id, epoch string
+	args      []string
+	size      int
+	outcome   chan outcome
+
+	// Of the lane, under its lock: the ticket that it travels under, and whether its
+	// caller has left.
+	ticket uint64
+	left   bool
+}
+
+// outcome is what the server says of a step: at what time, and the parts of the script's
+// answer that are for it.
+type outcome struct {
+	now   time.Time
+	parts []valkey.ValkeyMessage
+	err   error
+}
+
+// lane has the steps of one kind on one link.
+type lane struct {
+	s      *Store
+	link   *link
+	doing  string
+	script *valkey.Lua
+	// keys come before those of the steps; parts are what is answered of each.
+	keys  []string
+	parts int
+
+	mu      sync.Mutex
+	waiting []*step
+	// under is how many questions are on their way.
+	under     int
+	impatient *time.Timer
+}
+
+func newLane(s *Store, l *link, doing string, script *valkey.Lua, keys ...string) *lane {
+	n := &lane{s: s, link: l, doing: doing, script: script, keys: keys, parts: 1}
+	if doing == doingRead {
+		n.parts = 2
+	}
+	n.impatient = time.AfterFunc(time.Hour, n.hurry)
+	n.impatient.Stop()
+	return n
+}
+
+// timers are used again: each step needs one, and hardly any comes to its end.
+var timers = sync.Pool{New: func() any {
+	t := time.NewTimer(time.Hour)
+	t.Stop()
+	return t
+}}
+
+// ask asks for a step, and waits no longer than the caller and the timeout allow.
+func (n *lane) ask(ctx context.Context, doing string, st *step) (outcome, error) {
+	if err := n.s.refused(ctx); err != nil {
+		return outcome{}, n.s.unavailable(doing, err)
+	}
+	for _, a := range st.args {
+		st.size += len(a)
+	}
+	st.outcome = make(chan outcome, 1)
+	timer := timers.Get().(*time.Timer)
+	timer.Reset(n.s.opts.Timeout)
+	defer func() {
+		timer.Stop()
+		timers.Put(timer)
+	}()
+	n.mu.Lock()
+	n.waiting = append(n.waiting, st)
+	first := n.under == 0
+	if first {
+		n.under++
+	}
+	n.mu.Unlock()
+	if first {
+		go n.carry()
+	}
+	var why error
+	select {
+	case o := <-st.outcome:
+		return o, o.err
+	case <-ctx.Done():
+		why = context.Cause(ctx)
+	case <-timer.C:
+		why = errSilent
+	}
+	n.leave(st)
+	select {
+	case o := <-st.outcome:
+		return o, o.err
+	default:
+		return outcome{}, n.s.explain(doing, why)
+	}
+}
+
+// leave takes a step out, or sees to it that it comes too late if it comes from now on.
+func (n *lane) leave(st *step) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	st.left = true
+	if i := slices.Index(n.waiting, st); i >= 0 {
+		n.waiting = slices.Delete(n.waiting, i, i+1)
+	}
+	if st.ticket > 0 && len(st.outcome) == 0 {
+		raise(&n.s.processes.void, st.ticket)
+	}
+}
+
+// hurry sends what has waited long enough.
+func (n *lane) hurry() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case n.under == 0:
+	case len(n.waiting) > 0:
+		n.under++
+		go n.carry()
+	default:
+		n.impatient.Reset(patience)
+	}
+}
+
+// carry asks for what waits, and then for what has come meanwhile.
+func (n *lane) carry() {
+	for {
+		n.mu.Lock()
+		if len(n.waiting) == 0 {
+			n.end()
+			n.mu.Unlock()
+			return
+		}
+		steps := n.take()
+		n.impatient.Reset(patience)
+		n.mu.Unlock()
+		n.deliver(steps)
+		n.mu.Lock()
+		// One at a time: what comes while others are on their way goes together.
+		if n.under > 1 {
+			n.end()
+			n.mu.Unlock()
+			return
+		}
+		n.mu.Unlock()
+	}
+}
+
+// end is that of one question on its way. The lock is held.
+func (n *lane) end() {
+	if n.under--; n.under == 0 {
+		n.impatient.Stop()
+	}
+}
+
+// take takes as many of those that wait as may go together: of one epoch, because the store
+// has one. The lock is held.
+func (n *lane) take() []*step {
+	size, k := 0, 0
+	for k < min(len(n.waiting), mostTogether) {
+		st := n.waiting[k]
+		if size += st.size; k > 0 && (size > mostBytes || st.epoch != n.waiting[0].epoch) {
+			break
+		}
+		k++
+	}
+	steps := slices.Clone(n.waiting[:k])
+	n.waiting = slices.Delete(n.waiting, 0, k)
+	return steps
+}
+
+// deliver asks for these steps and tells each its outcome.
+func (n *lane) deliver(steps []*step) {
+	epoch := steps[0].epoch
+	var under []string
+	if epoch != "" {
+		under = []string{epoch}
+	}
+	a, err := n.s.runOn(context.Background(), n.link, n.doing, n.script, false, func(draw func() (string, uint64)) (keys, args []string) {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		// Whoever has left may have asked again.
+		steps = slices.DeleteFunc(steps, func(st *step) bool { return st.left })
+		if len(steps) == 0 {
+			return nil, nil
+		}
+		question, ticket := draw()
+		keys = append(make([]string, 0, len(n.keys)+2*len(steps)), n.keys...)
+		args = append(make([]string, 0, ownArgs+1+len(steps)*len(steps[0].args)), n.s.prefix, question)
+		if epoch != "" {
+			args = append(args, epoch)
+		}
+		for _, st := range steps {
+			st.ticket = ticket
+			keys = append(keys, n.s.key("r"+st.id), n.s.key("b"+st.id))
+			args = append(args, st.args...)
+		}
+		return keys, args
+	}, under...)
+	o := outcome{err: err}
+	if err == nil && len(steps) > 0 {
+		o, a = n.head(a, epoch, len(steps))
+	}
+	for i, st := range steps {
+		if o.err == nil {
+			o.parts = a[i*n.parts : (i+1)*n.parts]
+		}
+		st.outcome <- o
+	}
+}
+
+// head reads what is said of all steps, and gives what is said of each.
+func (n *lane) head(a []valkey.ValkeyMessage, epoch string, steps int) (outcome, []valkey.ValkeyMessage) {
+	r := reader{answer: a}
+	if len(a) == 2 && a[0].IsString() {
+		if word, have := r.text(), r.text(); r.err == nil && word == "epoch" {
+			return outcome{err: fmt.Errorf("%w: the store has epoch %q, the writer knows %q", store.ErrMemoryLost, have, epoch)}, nil
+		}
+		return outcome{err: n.s.damaged(n.doing, "an answer that is no epoch")}, nil
+	}
+	o := outcome{now: r.time()}
+	switch {
+	case r.err != nil:
+		o.err = n.s.damaged(n.doing, r.err.Error())
+	case len(a) != 1+steps*n.parts:
+		o.err = n.s.damaged(n.doing, fmt.Sprintf("an answer of %d parts to %d steps", len(a), steps))
+	}
+	return o, a[min(1, len(a)):]
+}
