@@ -142,14 +142,25 @@ type keys struct{ meta, due, held, sums, marks string }
 func (s *Store) key(name string) string { return s.prefix + name }
 
 func hash(text string) string {
-	sum := hashed(text)
-	return string(sum[:])
+	sum := sha256.Sum256([]byte(text))
+	return string(sum[:hashSize])
 }
 
-func hashed(text string) (h [hashSize]byte) {
-	sum := sha256.Sum256([]byte(text))
-	copy(h[:], sum[:])
-	return h
+// hashes are those of one write, whose probes and marks name much alike: each text is hashed once.
+type hashes struct {
+	texts places[string]
+	sums  [][hashSize]byte
+	bytes []byte // of the last text
+}
+
+func (h *hashes) of(text string) [hashSize]byte {
+	i, known := h.texts.of(text)
+	if !known {
+		h.bytes = append(h.bytes[:0], text...)
+		sum := sha256.Sum256(h.bytes)
+		h.sums = append(h.sums, [hashSize]byte(sum[:]))
+	}
+	return h.sums[i]
 }
 
 // heldEntry is how lua/write.lua lists a record as held: it sorts by key, byte for byte,
@@ -216,16 +227,16 @@ type packed struct {
 
 // packMarks hashes marks. Of two that differ in their end only, the later end is
 // what probes see.
-func packMarks(id string, marks []store.Mark) packed {
+func packMarks(id string, marks []store.Mark, hashes *hashes) packed {
 	var p packed
 	if len(marks) == 0 {
 		return p
 	}
 	all, ends := places[mark]{all: make([]mark, 0, len(marks))}, make([]int64, 0, len(marks))
 	for _, m := range marks {
-		name, end := mark{text: hashed(m.String), tagged: m.Tag != ""}, milliseconds(m.Until, true)
+		name, end := mark{text: hashes.of(m.String), tagged: m.Tag != ""}, milliseconds(m.Until, true)
 		if name.tagged {
-			name.tag = hashed(m.Tag)
+			name.tag = hashes.of(m.Tag)
 		}
 		i, twice := all.of(name)
 		switch {
@@ -236,7 +247,10 @@ func packMarks(id string, marks []store.Mark) packed {
 		}
 	}
 	p.end = ends[0]
-	strings, groups := places[[hashSize]byte]{all: make([][hashSize]byte, 0, len(all.all))}, make([][]byte, 0, len(all.all))
+	strings := places[[hashSize]byte]{all: make([][hashSize]byte, 0, len(all.all))}
+	// of are the marks of each string that has several, by the string's place.
+	var of map[int][]mark
+	first := make([]int, 0, len(all.all))
 	p.marks = make([]byte, 0, len(all.all)*(1+2*hashSize+endSize))
 	for i, m := range all.all {
 		kind := byte(0)
@@ -255,23 +269,37 @@ func packMarks(id string, marks []store.Mark) packed {
 			p.marks = append48(p.marks, ends[i])
 		}
 		k, known := strings.of(m.text)
-		if !known {
-			groups = append(groups, make([]byte, 0, 1+2*hashSize))
+		switch {
+		case !known:
+			first = append(first, i)
+		case of == nil:
+			of = map[int][]mark{}
+			fallthrough
+		default:
+			of[k] = append(of[k], m)
 		}
-		// A group of a single record.
-		if m.tagged {
-			groups[k] = append(append(groups[k], groupTagged+1), m.tag[:]...)
-		} else {
-			groups[k] = append(groups[k], 1)
-		}
-		groups[k] = append(groups[k], id...)
 	}
 	p.strings = strings.all
-	p.alone = make([]byte, 0, len(groups)*(4+1+2*hashSize))
-	for _, g := range groups {
-		p.alone = append(binary.BigEndian.AppendUint32(p.alone, uint32(len(g))), g...)
+	p.alone = make([]byte, 0, len(all.all)*(1+2*hashSize)+len(p.strings)*4)
+	for k, i := range first {
+		at := len(p.alone)
+		p.alone = appendGroup(append(p.alone, 0, 0, 0, 0), all.all[i], id)
+		for _, m := range of[k] {
+			p.alone = appendGroup(p.alone, m, id)
+		}
+		binary.BigEndian.PutUint32(p.alone[at:], uint32(len(p.alone)-at-4))
 	}
 	return p
+}
+
+// appendGroup appends the group of a single record.
+func appendGroup(b []byte, m mark, id string) []byte {
+	if m.tagged {
+		b = append(append(b, groupTagged+1), m.tag[:]...)
+	} else {
+		b = append(b, 1)
+	}
+	return append(b, id...)
 }
 
 // append48 appends a time in milliseconds; 48 bits reach far beyond the year 9998.

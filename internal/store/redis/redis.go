@@ -2,7 +2,8 @@
 // any number of processes at once.
 //
 // Each primitive is one Lua script, which the server runs alone and whole: that is
-// the one order of writes. A script checks everything first and then writes, and no
+// the one order of writes. Of those that come together one script does several, each a
+// step of its own (see lane.go). A step checks everything first and then writes, and no
 // write can fail once one was made (see lua/prelude.lua and lua/write.lua). What is
 // answered is as durable as the server is configured to make it; Durability judges
 // that. Nothing is ever sent twice by itself: after an error the writer reads back,

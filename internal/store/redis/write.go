@@ -113,14 +113,19 @@ func arguments(id string, w store.Write, probes []store.Probe, covered uint64) (
 			flags |= flagUnsettled
 		}
 	}
-	marks := packMarks(id, w.Marks)
-	if marks.ownEnds {
-		flags |= flagOwnEnds
+	hashes := hashes{
+		texts: places[string]{all: make([]string, 0, len(probes)+len(w.Marks)+1)},
+		sums:  make([][hashSize]byte, 0, len(probes)+len(w.Marks)+1),
+		bytes: make([]byte, 0, 256),
 	}
 	// Each string is asked for once, be it for probes or for marks.
-	texts := places[[hashSize]byte]{all: make([][hashSize]byte, 0, len(probes)+len(marks.strings))}
+	texts := places[[hashSize]byte]{all: make([][hashSize]byte, 0, len(probes)+len(w.Marks))}
 	for _, p := range probes {
-		texts.all = append(texts.all, hashed(p.String))
+		texts.all = append(texts.all, hashes.of(p.String))
+	}
+	marks := packMarks(id, w.Marks, &hashes)
+	if marks.ownEnds {
+		flags |= flagOwnEnds
 	}
 	texts.index()
 	which := make([]byte, 0, 3*len(marks.strings))
@@ -131,35 +136,37 @@ func arguments(id string, w store.Write, probes []store.Probe, covered uint64) (
 	if len(texts.all) >= 1<<24 {
 		return nil, fmt.Errorf("%w: %d strings of probes and marks", store.ErrInvalid, len(texts.all))
 	}
-	numbers := make([]byte, 0, 4*6+2+4*4)
+	const numbers = 4*6 + 2 + 4*4
+	b := make([]byte, 0, numbers+len(marks.marks)+(len(texts.all)+len(probes))*hashSize+len(probes)+len(which)+len(marks.alone))
 	for _, n := range []int64{int64(min(w.Expected, mostVersions)), due, marks.end, int64(covered)} {
-		numbers = append48(numbers, n)
+		b = append48(b, n)
 	}
-	numbers = append(numbers, mode, flags)
+	b = append(b, mode, flags)
 	for _, n := range []int{len(probes), len(texts.all) - len(probes), len(marks.strings), len(w.Meters)} {
-		numbers = binary.BigEndian.AppendUint32(numbers, uint32(n))
+		b = binary.BigEndian.AppendUint32(b, uint32(n))
 	}
-	packed := make([]byte, 0, (len(texts.all)+len(probes))*hashSize+len(probes)+len(which)+len(marks.alone))
+	b = append(b, marks.marks...)
 	for i := range texts.all {
-		packed = append(packed, texts.all[i][:]...)
+		b = append(b, texts.all[i][:]...)
 	}
 	for _, p := range probes {
 		var tag [hashSize]byte
 		if p.Except != "" {
-			tag = hashed(p.Except)
+			tag = hashes.of(p.Except)
 		}
-		packed = append(packed, tag[:]...)
+		b = append(b, tag[:]...)
 	}
 	for _, p := range probes {
 		if p.First {
-			packed = append(packed, '1')
+			b = append(b, '1')
 		} else {
-			packed = append(packed, '0')
+			b = append(b, '0')
 		}
 	}
-	packed = append(append(packed, which...), marks.alone...)
+	b = append(append(b, which...), marks.alone...)
+	all, packed := string(b), numbers+len(marks.marks)
 	args := make([]string, 0, 7+3*len(w.Meters))
-	args = append(args, w.Nonce, w.Key, string(numbers), header, body, string(marks.marks), string(packed))
+	args = append(args, w.Nonce, w.Key, all[:numbers], header, body, all[numbers:packed], all[packed:])
 	for _, m := range w.Meters {
 		amount, err := canonical(m.Amount)
 		if err != nil {
