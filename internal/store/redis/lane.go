@@ -13,6 +13,7 @@ package redis
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -166,6 +167,8 @@ func (n *lane) hurry() {
 // carry asks for what waits, and then for what has come meanwhile.
 func (n *lane) carry() {
 	for {
+		// Whoever could come at this moment comes first: on an idle machine that is nobody.
+		runtime.Gosched()
 		n.mu.Lock()
 		if len(n.waiting) == 0 {
 			n.end()

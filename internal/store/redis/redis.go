@@ -33,7 +33,6 @@ const (
 	defaultConnections = 1
 	keepAlive          = time.Second
 	bufferSize         = 64 << 10
-	flushDelay         = 50 * time.Microsecond
 	maxNamespace       = 128
 )
 
@@ -144,9 +143,6 @@ func (s *Store) connect() (valkey.Client, error) {
 		ReadBufferEachConn:  bufferSize,
 		WriteBufferEachConn: bufferSize,
 		PipelineMultiplex:   -1,
-		// Requests that come within this time are sent together, if others are under way:
-		// both sides then read and write less often, and the server syncs once for all.
-		MaxFlushDelay: flushDelay,
 		// A caller that leaves must not take the connection with it, as it would
 		// if its deadline were the connection's.
 		AlwaysPipelining: true,

@@ -137,34 +137,39 @@ func arguments(id string, w store.Write, probes []store.Probe, covered uint64) (
 		return nil, fmt.Errorf("%w: %d strings of probes and marks", store.ErrInvalid, len(texts.all))
 	}
 	const numbers = 4*6 + 2 + 4*4
-	b := make([]byte, 0, numbers+len(marks.marks)+(len(texts.all)+len(probes))*hashSize+len(probes)+len(which)+len(marks.alone))
-	for _, n := range []int64{int64(min(w.Expected, mostVersions)), due, marks.end, int64(covered)} {
-		b = append48(b, n)
+	var b strings.Builder // whose text is not copied
+	b.Grow(numbers + len(marks.marks) + (len(texts.all)+len(probes))*hashSize + len(probes) + len(which) + len(marks.alone))
+	var scratch [numbers]byte
+	n := scratch[:0]
+	for _, number := range []int64{int64(min(w.Expected, mostVersions)), due, marks.end, int64(covered)} {
+		n = append48(n, number)
 	}
-	b = append(b, mode, flags)
-	for _, n := range []int{len(probes), len(texts.all) - len(probes), len(marks.strings), len(w.Meters)} {
-		b = binary.BigEndian.AppendUint32(b, uint32(n))
+	n = append(n, mode, flags)
+	for _, number := range []int{len(probes), len(texts.all) - len(probes), len(marks.strings), len(w.Meters)} {
+		n = binary.BigEndian.AppendUint32(n, uint32(number))
 	}
-	b = append(b, marks.marks...)
+	b.Write(n)
+	b.Write(marks.marks)
 	for i := range texts.all {
-		b = append(b, texts.all[i][:]...)
+		b.Write(texts.all[i][:])
 	}
 	for _, p := range probes {
 		var tag [hashSize]byte
 		if p.Except != "" {
 			tag = hashes.of(p.Except)
 		}
-		b = append(b, tag[:]...)
+		b.Write(tag[:])
 	}
 	for _, p := range probes {
+		first := byte('0')
 		if p.First {
-			b = append(b, '1')
-		} else {
-			b = append(b, '0')
+			first = '1'
 		}
+		b.WriteByte(first)
 	}
-	b = append(append(b, which...), marks.alone...)
-	all, packed := string(b), numbers+len(marks.marks)
+	b.Write(which)
+	b.Write(marks.alone)
+	all, packed := b.String(), numbers+len(marks.marks)
 	args := make([]string, 0, 7+3*len(w.Meters))
 	args = append(args, w.Nonce, w.Key, all[:numbers], header, body, all[numbers:packed], all[packed:])
 	for _, m := range w.Meters {
