@@ -33,18 +33,18 @@ func TestTogether(t *testing.T) {
 	var group sync.WaitGroup
 	for i := range writers {
 		group.Go(func() {
-			switch {
-			case i%10 == 3: // taken by "present"
+			switch i % 10 {
+			case 3: // taken by "present"
 				results[i], errs[i] = st.Reserve(background, store.Reserve{
 					Write: plain(fmt.Sprint("k", i), 0), Probes: []store.Probe{{String: "mark of present"}},
 				})
-			case i%10 == 4: // no such version
+			case 4: // no such version
 				results[i], errs[i] = st.Update(background, plain("present", 99))
-			case i%10 == 5: // no room
+			case 5: // no room
 				w := plain(fmt.Sprint("k", i), 0)
 				w.Meters = []store.MeterEntry{{Meter: "small", Amount: "2", Limit: "1"}}
 				results[i], errs[i] = st.Update(background, w)
-			case i%10 == 6: // nobody gave this watermark
+			case 6: // nobody gave this watermark
 				_, errs[i] = st.Reserve(background, store.Reserve{Write: plain(fmt.Sprint("k", i), 0), PassedOver: []store.Watermark{"1000000"}})
 			default:
 				results[i], errs[i] = st.Update(background, plain(fmt.Sprint("k", i), 0))
