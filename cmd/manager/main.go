@@ -94,7 +94,7 @@ func (f *flags) bind(fs *flag.FlagSet) {
 	fs.DurationVar(&f.grace, "lease-grace", 2*time.Second, "The time after a lease's end in which nobody judges it. At least "+minGrace.String()+".")
 	fs.DurationVar(&f.storeTimeout, "store-timeout", 3*time.Second, "How long a Redis or PostgreSQL may take for one question. At least "+minStore.String()+".")
 	fs.DurationVar(&f.draining, "drain-timeout", time.Minute, "How long calls in progress may take to end when the process does. At least "+minDrain.String()+".")
-	fs.DurationVar(&f.collectAfter, "collect-after", 7*24*time.Hour, "How long a PaymentHold stays in the cluster once it is resolved or void. What it was about stays in the record. At least "+minCollect.String()+".")
+	fs.DurationVar(&f.collectAfter, "collect-after", 7*24*time.Hour, "How long a PaymentHold stays in the cluster once it is resolved or void, and a PaymentIntent once it is settled or refused for good. What they were about stays in the record. At least "+minCollect.String()+".")
 	f.log.BindFlags(fs)
 }
 

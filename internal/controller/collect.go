@@ -1,4 +1,5 @@
-// This file takes away the objects that have told their story: holds that are over.
+// This file takes away the objects that have told their story: holds that are over, and
+// intents that are settled or were refused for good.
 //
 // An object decides nothing, so a missing one releases nothing, and a hold whose record
 // is held gets its object again. What keeps an object is that somebody still has to read
@@ -87,6 +88,15 @@ func (c *Collector) collect(ctx context.Context, slowly flowcontrol.RateLimiter)
 			errs = append(errs, c.delete(ctx, slowly, h))
 		}
 	}
+	var intents v1alpha1.PaymentIntentList
+	if err := c.Client.List(ctx, &intents, client.UnsafeDisableDeepCopy); err != nil {
+		return errors.Join(append(errs, fmt.Errorf("list PaymentIntents: %w", err))...)
+	}
+	for i := range intents.Items {
+		if o := &intents.Items[i]; !doubted[o.Namespace] && c.over(intentOver(o)) {
+			errs = append(errs, c.delete(ctx, slowly, o))
+		}
+	}
 	return errors.Join(errs...)
 }
 
@@ -129,6 +139,22 @@ func holdOver(h *v1alpha1.PaymentHold) time.Time {
 		return time.Time{}
 	}
 	return held.LastTransitionTime.Time
+}
+
+// intentOver is when the intent came to its end: when it was settled, or, if the object has
+// no record, when it was refused until its spec changes, which cannot. Zero: it has not.
+func intentOver(o *v1alpha1.PaymentIntent) time.Time {
+	if !o.DeletionTimestamp.IsZero() || o.Status.ObservedGeneration != o.Generation || find(o.Status.Conditions, v1alpha1.ConditionRefundOwed) != nil {
+		return time.Time{}
+	}
+	end := v1alpha1.ConditionSettled
+	if unregistered(o) {
+		end = v1alpha1.ConditionStalled
+	}
+	if !isTrue(o.Status.Conditions, end, o.Generation) {
+		return time.Time{}
+	}
+	return find(o.Status.Conditions, end).LastTransitionTime.Time
 }
 
 // delete takes this very version of the object away: one that has news stays.

@@ -184,3 +184,86 @@ func TestCollectingIsPaced(t *testing.T) {
 		t.Errorf("%d objects are left", len(left.Items))
 	}
 }
+
+// Settled intents are collected; what is open, or held, is not; and one that is made again
+// finds its record.
+func TestSettledIntentsAreCollected(t *testing.T) {
+	w := newWorld(t)
+	p := startAs(t, operatorUser, Options{DataDir: t.TempDir(), Controllers: true, Gateway: true, GatewayName: "both", CollectAfter: 2 * time.Second})
+	w.ready()
+	w.account()
+	make := func(name, id, order string) *v1alpha1.PaymentIntent {
+		o := w.intent(name, id, order, "10")
+		w.create(o)
+		return o
+	}
+	state := func(name string, want v1alpha1.IntentState) {
+		t.Helper()
+		eventually(t, func() error {
+			var o v1alpha1.PaymentIntent
+			if err := w.get(name, &o); err != nil {
+				return err
+			}
+			if o.Status.State != want || o.Status.ObservedGeneration != o.Generation {
+				return fmt.Errorf("PaymentIntent %s should be %s, its status is %s", name, want, asJSON(o.Status))
+			}
+			return nil
+		})
+	}
+	goes := func(name string) {
+		t.Helper()
+		eventually(t, func() error {
+			if err := w.get(name, &v1alpha1.PaymentIntent{}); !apierrors.IsNotFound(err) {
+				return fmt.Errorf("PaymentIntent %s should be gone: %s", name, said(err))
+			}
+			return nil
+		})
+	}
+	w.pay(p, "refund", "first", "9", "10", guard.AttemptSucceeded)
+	make("open", "open", "1")
+	state("open", v1alpha1.IntentRegistered)
+	make("held", "held", "9")
+	state("held", v1alpha1.IntentHeld)
+	paid := make("paid", "paid", "2")
+	state("paid", v1alpha1.IntentRegistered)
+	w.pay(p, "refund", "paid", "2", "10", guard.AttemptSucceeded)
+	make("twin", "paid", "2") // a second object for one intent is refused for good
+	goes("paid")
+	goes("twin")
+	// Made again, it finds its record, and nothing is paid.
+	again := &v1alpha1.PaymentIntent{ObjectMeta: w.meta("paid"), Spec: paid.Spec}
+	w.create(again)
+	state("paid", v1alpha1.IntentSucceeded)
+	if v := w.poll(p, "refund", "paid"); v.State != guard.Succeeded || len(v.Attempts) != 1 {
+		t.Errorf("the record is %s after %d attempts", v.State, len(v.Attempts))
+	}
+	goes("paid")
+	state("open", v1alpha1.IntentRegistered)
+	state("held", v1alpha1.IntentHeld)
+
+	old := metav1.NewTime(time.Now().Add(-2 * time.Hour))
+	settled := &v1alpha1.PaymentIntent{Status: v1alpha1.PaymentIntentStatus{State: v1alpha1.IntentSucceeded, Conditions: []metav1.Condition{
+		{Type: v1alpha1.ConditionSettled, Status: metav1.ConditionTrue, LastTransitionTime: old},
+	}}}
+	c := &Collector{After: time.Hour}
+	if !c.over(intentOver(settled)) {
+		t.Fatal("an old one should go")
+	}
+	for what, change := range map[string]func(*v1alpha1.PaymentIntent){
+		"one that nobody looked at":      func(o *v1alpha1.PaymentIntent) { o.Generation++ },
+		"one that is on its way out":     func(o *v1alpha1.PaymentIntent) { o.DeletionTimestamp = &old },
+		"one that is not settled":        func(o *v1alpha1.PaymentIntent) { o.Status.Conditions[0].Status = metav1.ConditionFalse },
+		"one of which nothing is known":  func(o *v1alpha1.PaymentIntent) { o.Status.Conditions[0].Status = metav1.ConditionUnknown },
+		"a young one":                    func(o *v1alpha1.PaymentIntent) { o.Status.Conditions[0].LastTransitionTime = metav1.Now() },
+		"one without a record, that may": func(o *v1alpha1.PaymentIntent) { o.Status.State = "" },
+		"one for which a refund is owed": func(o *v1alpha1.PaymentIntent) {
+			o.Status.Conditions = append(o.Status.Conditions, metav1.Condition{Type: v1alpha1.ConditionRefundOwed, Status: metav1.ConditionTrue})
+		},
+	} {
+		o := settled.DeepCopy()
+		change(o)
+		if c.over(intentOver(o)) {
+			t.Errorf("%s would be collected", what)
+		}
+	}
+}
