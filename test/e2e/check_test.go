@@ -71,9 +71,13 @@ var _ = Describe("Status checks", func() {
 	BeforeEach(func(ctx SpecContext) { w = newWorld(ctx, asks(v1alpha1.FinalitySettleAfter)) })
 
 	It("P03: the payment was made and its answer was lost: the check finds it", func(ctx SpecContext) {
+		// Not before the hold is shown: one that the check has voided by then never is.
+		lag(ctx, time.Hour)
 		c := call{id: "k1", body: w.order("9", "10"), fault: "close-after-commit"}
 		p := w.pay(ctx, c, 409, unknownHold).problem()
 		Expect(p.Reason).To(Equal("OutcomeUnknown"))
+		w.holdIs(ctx, p.Hold, v1alpha1.HoldWaiting)
+		lag(ctx, 0)
 		doc := w.becomes(ctx, "k1", "Succeeded")
 		paid := w.entries(ctx)
 		Expect(paid).To(HaveLen(1))

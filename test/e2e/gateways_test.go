@@ -6,12 +6,16 @@ package e2e
 import (
 	"context"
 	"math/rand/v2"
+	"net"
+	"net/http"
+	"strconv"
 	"sync"
 	"syscall"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/holdfast-dev/holdfast/hack/dev/cluster"
 	"github.com/holdfast-dev/holdfast/hack/dev/whole"
 )
 
@@ -64,12 +68,34 @@ func (g gatewayProcess) url() string {
 	switch g {
 	case second:
 		return all.SecondGatewayURL()
-	case third:
-		return thirdURL
 	case partitioned:
 		return "http://" + link.inside(gatewayPort)
 	}
+	if url, ok := beside.Load(g); ok {
+		return url.(string)
+	}
 	return all.GatewayURL()
+}
+
+// beside has the URLs of the gateways beside these, while a spec needs them.
+var beside sync.Map
+
+// startBeside starts one, until the end of the spec.
+func (g gatewayProcess) startBeside(ctx context.Context) {
+	GinkgoHelper()
+	ports, err := cluster.FreePorts(3)
+	Expect(err).NotTo(HaveOccurred())
+	at := func(i int) string { return net.JoinHostPort(loopback, strconv.Itoa(ports[i])) }
+	beside.Store(g, "http://"+at(0))
+	DeferCleanup(func(ctx context.Context) { Expect(all.Processes().Stop(ctx, string(g))).To(Succeed()) })
+	Expect(all.StartGatewayProcess(ctx, whole.GatewayProcess{Name: string(g), Address: at(0), Health: at(1), Metrics: at(2)})).To(Succeed())
+}
+
+// serves waits until it serves the world's tool.
+func (g gatewayProcess) serves(ctx context.Context, w *world, tool string) {
+	GinkgoHelper()
+	Eventually(func(ctx context.Context) int { return w.get(ctx, w.toolAt(g, tool)+"/intents/nobody").status }).
+		WithContext(ctx).Should(Equal(http.StatusNotFound), string(g))
 }
 
 // kill ends it as a crash does.

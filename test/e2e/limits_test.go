@@ -19,33 +19,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
-	"github.com/holdfast-dev/holdfast/hack/dev/cluster"
-	"github.com/holdfast-dev/holdfast/hack/dev/whole"
 	"github.com/holdfast-dev/holdfast/test/provider"
 )
 
 // third is a gateway beside the two, while a spec needs one.
 const third = gatewayProcess("third")
 
-// thirdURL is where it listens.
-var thirdURL string
-
 // startThird starts it, until the end of the spec, and waits until it serves the world's tool.
 func (w *world) startThird(ctx context.Context) {
 	GinkgoHelper()
-	ports, err := cluster.FreePorts(3)
-	Expect(err).NotTo(HaveOccurred())
-	at := func(i int) string { return "127.0.0.1:" + strconv.Itoa(ports[i]) }
-	thirdURL = "http://" + at(0)
-	DeferCleanup(func(ctx context.Context) { Expect(all.Processes().Stop(ctx, string(third))).To(Succeed()) })
-	Expect(all.StartGatewayProcess(ctx, whole.GatewayProcess{Name: string(third), Address: at(0), Health: at(1), Metrics: at(2)})).To(Succeed())
-	w.servedByThird(ctx, charge)
-}
-
-func (w *world) servedByThird(ctx context.Context, tool string) {
-	GinkgoHelper()
-	Eventually(func(ctx context.Context) int { return w.get(ctx, w.toolAt(third, tool)+"/intents/nobody").status }).
-		WithContext(ctx).Should(Equal(http.StatusNotFound))
+	third.startBeside(ctx)
+	third.serves(ctx, w, charge)
 }
 
 // slots gives a tool so many, and a queue. Its attempts take up to timeout.
@@ -204,7 +188,7 @@ var _ = Describe("The limits of a tool", func() {
 		}
 		w.add(ctx, rated)
 		if kind != bolt {
-			w.servedByThird(ctx, rated.Name)
+			third.serves(ctx, w, rated.Name)
 		}
 		tokens := []string{w.token}
 		for _, name := range []string{"agent-2", "agent-3", "agent-4"} {

@@ -6,7 +6,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -182,8 +181,7 @@ func (w *world) ready(ctx context.Context, name string) {
 	// A gateway that opens its store a moment later than others answers 503 until then, which an agent
 	// bears. Here nobody is to meet it by chance.
 	for _, g := range gateways() {
-		Eventually(func(ctx context.Context) int { return w.get(ctx, w.toolAt(g, name)+"/intents/nobody").status }).
-			WithContext(ctx).Should(Equal(http.StatusNotFound), string(g))
+		g.serves(ctx, w, name)
 	}
 }
 

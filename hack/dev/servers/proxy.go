@@ -18,9 +18,11 @@ const (
 	// LoseReply passes the request on, throws away what comes back, and cuts the
 	// connection a moment after: the server did it, and nobody is told.
 	LoseReply Action = "LoseReply"
-	// HoldReply passes the request on, and keeps what comes back until Release.
+	// HoldReply passes the request on, and keeps what comes back until Release, the end of
+	// the connection, too.
 	HoldReply Action = "HoldReply"
-	// HoldRequest keeps the request until Release.
+	// HoldRequest keeps the request until Release. It is then passed on, also if whoever
+	// sent it is gone.
 	HoldRequest Action = "HoldRequest"
 )
 
@@ -50,6 +52,8 @@ type Rule struct {
 	// left is how many more it meets, met how many it has met.
 	left, met int
 	released  chan struct{}
+	// on are the connections on which it met them.
+	on []*pair
 }
 
 // pair is a connection and its continuation.
@@ -60,6 +64,8 @@ type pair struct {
 	// Under the proxy's lock.
 	lose bool
 	hold chan struct{}
+	// kept: a request was held.
+	kept bool
 }
 
 func (c *pair) close() {
@@ -187,6 +193,18 @@ func (r *Rule) Release() {
 	}
 }
 
+// Drop cuts the connections on which it met a request, and ends the rule: what is held is
+// never passed on.
+func (r *Rule) Drop() {
+	r.p.mu.Lock()
+	r.left = 0
+	on := r.on
+	r.p.mu.Unlock()
+	for _, c := range on {
+		c.close()
+	}
+}
+
 func (p *Proxy) serve() {
 	for {
 		client, err := p.listener.Accept()
@@ -240,23 +258,51 @@ func (p *Proxy) gate() <-chan struct{} {
 	return p.open
 }
 
+// piece is what was read at once, and what it waits for; nil: for nothing.
+type piece struct {
+	bytes []byte
+	wait  <-chan struct{}
+}
+
+// ahead is how many pieces are read and looked at behind one that is held.
+const ahead = 1024
+
+// requests passes on what the client sends. Behind a request that is held more is read, since
+// many may share a connection, and each is to be met.
 func (p *Proxy) requests(c *pair) {
-	defer c.close()
-	piece := make([]byte, 64<<10)
+	pieces := make(chan piece, ahead)
+	var writing sync.WaitGroup
+	writing.Go(func() {
+		for next := range pieces {
+			if next.wait != nil && !c.wait(next.wait) {
+				return
+			}
+			if _, err := c.server.Write(next.bytes); err != nil {
+				c.close()
+				return
+			}
+		}
+		if p.keeps(c) {
+			c.finish()
+		} else {
+			c.close()
+		}
+	})
+	defer writing.Wait()
+	defer close(pieces)
+	buffer := make([]byte, 64<<10)
 	// A marker may come in two pieces.
 	var before []byte
 	for {
-		n, err := c.client.Read(piece)
+		n, err := c.client.Read(buffer)
 		if n > 0 {
 			if !c.wait(p.gate()) {
 				return
 			}
-			seen := append(before, piece[:n]...)
-			wait := p.meet(c, seen, len(before))
-			if wait != nil && !c.wait(wait) {
-				return
-			}
-			if _, err := c.server.Write(piece[:n]); err != nil {
+			seen := append(before, buffer[:n]...)
+			select {
+			case pieces <- piece{bytes.Clone(buffer[:n]), p.meet(c, seen, len(before))}:
+			case <-c.closed:
 				return
 			}
 			before = bytes.Clone(seen[max(0, len(seen)-512):])
@@ -265,6 +311,21 @@ func (p *Proxy) requests(c *pair) {
 			return
 		}
 	}
+}
+
+// finish ends one direction: the server gets all that was sent, and then the end.
+func (c *pair) finish() {
+	if tcp, ok := c.server.(*net.TCPConn); !ok || tcp.CloseWrite() != nil {
+		c.close()
+	}
+}
+
+// keeps says whether a request was held on this connection, which gets there whatever
+// became of its sender.
+func (p *Proxy) keeps(c *pair) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return c.kept
 }
 
 // meet looks for markers that end behind the first old bytes of what was seen. It
@@ -281,13 +342,14 @@ func (p *Proxy) meet(c *pair, seen []byte, old int) <-chan struct{} {
 			}
 			r.left--
 			r.met++
+			r.on = append(r.on, c)
 			switch r.do {
 			case LoseReply:
 				c.lose = true
 			case HoldReply:
 				c.hold = r.released
 			case HoldRequest:
-				wait = r.released
+				wait, c.kept = r.released, true
 			}
 			break
 		}
@@ -300,12 +362,15 @@ func (p *Proxy) replies(c *pair) {
 	piece := make([]byte, 64<<10)
 	for {
 		n, err := c.server.Read(piece)
+		p.mu.Lock()
+		delay, open := p.delay, p.open
+		lose, hold := c.lose, c.hold
+		p.mu.Unlock()
+		if hold != nil && !c.wait(hold) {
+			return
+		}
 		if n > 0 {
-			p.mu.Lock()
-			delay, open := p.delay, p.open
-			lose, hold := c.lose, c.hold
-			p.mu.Unlock()
-			if !c.wait(open) || hold != nil && !c.wait(hold) {
+			if !c.wait(open) {
 				return
 			}
 			if delay > 0 {

@@ -85,6 +85,13 @@ func (c peer) hears(within time.Duration) (string, error) {
 	return c.lines.ReadString('\n')
 }
 
+func met(r *Rule) error {
+	if r.Met() == 0 {
+		return errors.New("the request was not seen")
+	}
+	return nil
+}
+
 func TestProxy(t *testing.T) {
 	const soon, later = 100 * time.Millisecond, 10 * time.Second
 	server := newEcho(t)
@@ -167,6 +174,65 @@ func TestProxy(t *testing.T) {
 	r.Release()
 	if got, err := c.hears(later); err != nil || got != "kept\n" {
 		t.Fatalf("released: %q, %v", got, err)
+	}
+
+	// What comes behind it on its connection is met, too.
+	r, behind := p.On("first", 1, HoldRequest), p.On("second", 1, HoldRequest)
+	c.say(t, "first")
+	eventually(t, "the first is held", func() error { return met(r) })
+	c.say(t, "second")
+	eventually(t, "the second is held", func() error { return met(behind) })
+	r.Release()
+	if got, err := c.hears(later); err != nil || got != "first\n" {
+		t.Fatalf("released: %q, %v", got, err)
+	}
+	silent(c)
+	behind.Release()
+	if got, err := c.hears(later); err != nil || got != "second\n" {
+		t.Fatalf("released: %q, %v", got, err)
+	}
+
+	// A request that was held gets there although its sender is gone, unless it is dropped.
+	for _, row := range []struct {
+		line  string
+		end   func(*Rule)
+		there bool
+	}{{"orphan", (*Rule).Release, true}, {"dropped for good", (*Rule).Drop, false}} {
+		gone := dial(t, p)
+		r = p.On(row.line, 1, HoldRequest)
+		gone.say(t, row.line)
+		eventually(t, "the request is held", func() error { return met(r) })
+		must(t, gone.Close())
+		row.end(r)
+		if row.there {
+			eventually(t, row.line, func() error { return server.knows(row.line) })
+		}
+		answers(dial(t, p), "after "+row.line)
+		if err := server.knows(row.line); (err == nil) != row.there {
+			t.Fatalf("%s: %v", row.line, err)
+		}
+	}
+
+	// So is the end of a connection, of a server that has nothing to say.
+	mute, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer func() { must(t, mute.Close()) }()
+	go func() {
+		if c, err := mute.Accept(); err == nil {
+			_, _ = bufio.NewReader(c).ReadString('\n')
+			_ = c.Close()
+		}
+	}()
+	toMute, err := NewProxy("127.0.0.1:0", mute.Addr().String())
+	must(t, err)
+	defer func() { must(t, toMute.Close()) }()
+	r = toMute.On("ended", 1, HoldReply)
+	m := dial(t, toMute)
+	m.say(t, "ended")
+	silent(m)
+	r.Release()
+	if got, err := m.hears(later); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("released, the connection should end: %q, %v", got, err)
 	}
 
 	other := newEcho(t)

@@ -1,0 +1,364 @@
+// A gateway is killed at each step of a payment, chosen by what is seen at its store, at
+// its upstream and at its agent, and never by the time. The agent goes on at the others
+// until it has an answer that is final, or a person has to say more.
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/holdfast-dev/holdfast/hack/dev/servers"
+)
+
+// far is how far a payment has come when its gateway dies, which is all that decides
+// about what is right afterwards.
+type far int
+
+const (
+	// unrecorded: the store knows nothing of it.
+	unrecorded far = iota
+	// reserved: nothing has been sent or ever will be.
+	reserved
+	// requested: the provider has the request, or will have it, and the store no word of that.
+	requested
+	// settled: the store has the outcome of the attempt.
+	settled
+)
+
+// killed is a fault, and what must come out for an agent that persists, in each column. A
+// fault meets the first request that the provider gets.
+type killed struct {
+	far   far
+	fault string
+	hold  end
+	check end
+}
+
+var kills = []killed{
+	// The next call is the first.
+	{unrecorded, "", end{state: succeeded, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 1, charges: [2]int{1, 1}}},
+	{unrecorded, "close-after-commit", end{state: held, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 1, charges: [2]int{1, 1}}},
+	{unrecorded, "reset-before-commit", end{state: held, sends: 1}, end{state: succeeded, sends: 2, charges: [2]int{1, 1}}},
+	{unrecorded, "decline-402", end{state: failed, sends: 1}, end{state: failed, sends: 1}},
+	// Nobody knows that nothing was sent: a person decides. The check finds nothing, so that the next call is
+	// the first that the provider gets.
+	{reserved, "", end{state: held}, end{state: succeeded, sends: 1, charges: [2]int{1, 1}}},
+	{reserved, "close-after-commit", end{state: held}, end{state: succeeded, sends: 1, charges: [2]int{1, 1}}},
+	{reserved, "reset-before-commit", end{state: held}, end{state: succeeded, sends: 2, charges: [2]int{1, 1}}},
+	{reserved, "decline-402", end{state: held}, end{state: failed, sends: 1}},
+	// Whatever the provider answered, nobody has heard it.
+	{requested, "", end{state: held, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 1, charges: [2]int{1, 1}}},
+	{requested, "close-after-commit", end{state: held, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 1, charges: [2]int{1, 1}}},
+	{requested, "reset-before-commit", end{state: held, sends: 1}, end{state: succeeded, sends: 2, charges: [2]int{1, 1}}},
+	{requested, "decline-402", end{state: held, sends: 1}, end{state: succeeded, sends: 2, charges: [2]int{1, 1}}},
+	// As if nobody had died.
+	{settled, "", end{state: succeeded, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 1, charges: [2]int{1, 1}}},
+	{settled, "close-after-commit", end{state: held, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 1, charges: [2]int{1, 1}}},
+	{settled, "reset-before-commit", end{state: held, sends: 1}, end{state: succeeded, sends: 2, charges: [2]int{1, 1}}},
+	{settled, "decline-402", end{state: failed, sends: 1}, end{state: failed, sends: 1}},
+}
+
+func (k killed) in(column string) end {
+	return map[string]end{"hold": k.hold, "check": k.check}[column]
+}
+
+// killSteps are the moments, in the order of a payment's life.
+var killSteps = []struct {
+	name string
+	far  far
+	// stop has the calls of the cells made at the gateway, waits until each has come to the step, and
+	// returns what happens once the gateway is dead.
+	stop func(ctx context.Context, k *killing) (afterwards func())
+}{
+	{"the Reserve is on its way, and is lost", unrecorded, func(ctx context.Context, k *killing) func() {
+		rules := k.rules(k.store, (*cell).inBody, servers.HoldRequest)
+		k.begin(ctx)
+		k.met(ctx, rules)
+		return func() { drop(rules) }
+	}},
+	{"the Reserve is written", reserved, func(ctx context.Context, k *killing) func() {
+		rules := k.rules(k.store, (*cell).inBody, servers.HoldReply)
+		k.begin(ctx)
+		k.met(ctx, rules)
+		k.polled(ctx, Equal("InFlight"))
+		return func() { drop(rules) }
+	}},
+	{"the request is on its way to the upstream, and is lost", reserved, func(ctx context.Context, k *killing) func() {
+		rules := k.upstreamRules(servers.HoldRequest)
+		k.begin(ctx)
+		k.met(ctx, rules)
+		return func() { drop(rules) }
+	}},
+	{"the request is on its way to the upstream, and arrives", requested, func(ctx context.Context, k *killing) func() {
+		rules := k.upstreamRules(servers.HoldRequest)
+		k.begin(ctx)
+		k.met(ctx, rules)
+		return func() {
+			for _, r := range rules {
+				r.Release()
+			}
+			k.provided(ctx)
+		}
+	}},
+	{"the provider has done its part", requested, func(ctx context.Context, k *killing) func() {
+		rules := k.upstreamRules(servers.HoldReply)
+		k.begin(ctx)
+		k.provided(ctx)
+		return func() { drop(rules) }
+	}},
+	{"the answer is there, and the settlement is lost on its way", requested, func(ctx context.Context, k *killing) func() {
+		rules := k.settling(ctx, servers.HoldRequest)
+		return func() { drop(rules) }
+	}},
+	{"the settlement is written", settled, func(ctx context.Context, k *killing) func() {
+		rules := k.settling(ctx, servers.HoldReply)
+		k.polled(ctx, Not(Equal("InFlight")))
+		return func() { drop(rules) }
+	}},
+	{"the agent's answer is on its way, and is lost", settled, func(ctx context.Context, k *killing) func() {
+		front, err := servers.NewProxy(loopback+":0", strings.TrimPrefix(k.dies.url(), "http://"))
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(front.Close)
+		rules := k.rules(front, (*cell).inBody, servers.HoldReply)
+		k.through = k.dies + "-front"
+		beside.Store(k.through, "http://"+front.Address())
+		k.begin(ctx)
+		k.polled(ctx, Not(Equal("InFlight")))
+		return func() { drop(rules) }
+	}},
+}
+
+// killing is a gateway that is to die at a step, and the cells whose calls it has.
+type killing struct {
+	dies, through gatewayProcess
+	cells         []*cell
+	store         *servers.Proxy
+	upstream      map[*judge]*servers.Proxy
+	answers       []<-chan reply
+}
+
+// inBody is what a claim and a request to the upstream have in them, and inKey what a settlement has.
+func (c *cell) inBody() string { return c.order }
+func (c *cell) inKey() string  { return "id-" + c.order }
+
+func (k *killing) rules(at *servers.Proxy, marker func(*cell) string, do servers.Action) (rules []*servers.Rule) {
+	for _, c := range k.cells {
+		rules = append(rules, at.On(marker(c), 1, do))
+	}
+	return rules
+}
+
+func (k *killing) upstreamRules(do servers.Action) (rules []*servers.Rule) {
+	for _, c := range k.cells {
+		rules = append(rules, k.upstream[c.judge].On(c.order, 1, do))
+	}
+	return rules
+}
+
+func drop(rules []*servers.Rule) {
+	for _, r := range rules {
+		r.Drop()
+	}
+}
+
+// begin makes the calls.
+func (k *killing) begin(ctx context.Context) {
+	GinkgoHelper()
+	at := k.dies
+	if k.through != "" {
+		at = k.through
+	}
+	for _, c := range k.cells {
+		Expect(c.plan()).To(Succeed())
+		call := c.call()
+		call.at = at
+		k.answers = append(k.answers, c.w.start(ctx, call))
+	}
+}
+
+// met waits until each rule has met its request.
+func (k *killing) met(ctx context.Context, rules []*servers.Rule) {
+	GinkgoHelper()
+	for i, r := range rules {
+		Eventually(r.Met).WithContext(ctx).WithPolling(5*time.Millisecond).Should(Equal(1), k.cells[i].tool+" "+k.cells[i].fault)
+	}
+}
+
+// polled waits until the record of each is in a state, as another gateway sees it.
+func (k *killing) polled(ctx context.Context, state OmegaMatcher) {
+	GinkgoHelper()
+	for _, c := range k.cells {
+		Eventually(func(ctx context.Context) (string, error) {
+			doc, err := c.w.tryPollAt(ctx, one(), c.tool, c.inKey(), "")
+			return doc.State, err
+		}).WithContext(ctx).WithPolling(20*time.Millisecond).Should(And(Not(BeEmpty()), state), c.tool+" "+c.fault)
+	}
+}
+
+// provided waits until the provider has each request, and has made its charge, if it makes one.
+func (k *killing) provided(ctx context.Context) {
+	GinkgoHelper()
+	for _, c := range k.cells {
+		charges := 0
+		if c.fault == "" || strings.HasSuffix(c.fault, "-after-commit") {
+			charges = 1
+		}
+		Eventually(func(g Gomega) {
+			g.Expect(c.judge.gets(c.order)).To(Equal(1))
+			g.Expect(c.judge.charges(c.order)).To(Equal(charges))
+		}).WithContext(ctx).WithPolling(5*time.Millisecond).Should(Succeed(), c.tool+" "+c.fault)
+	}
+}
+
+// settling has the provider's answers held until the settlements will be met at the store, and
+// waits until they are.
+func (k *killing) settling(ctx context.Context, do servers.Action) []*servers.Rule {
+	GinkgoHelper()
+	answers := k.upstreamRules(servers.HoldReply)
+	k.begin(ctx)
+	k.provided(ctx)
+	rules := k.rules(k.store, (*cell).inKey, do)
+	for _, r := range answers {
+		r.Release()
+	}
+	k.met(ctx, rules)
+	return rules
+}
+
+// persists is an agent that goes on with a call until its answer is final.
+func (c *cell) persists(ctx context.Context) error {
+	tick := time.NewTicker(agentRetries)
+	defer tick.Stop()
+	for {
+		got := c.w.call(ctx, c.call())
+		final := false
+		switch {
+		case got.err != nil:
+			return got.err
+		case got.verdict() == inFlight, got.status == http.StatusServiceUnavailable:
+		case got.verdict() == allow, got.verdict() == replay:
+			final = true
+		case unknown.check(got) == nil:
+			final = c.want.state == held
+		default:
+			return errors.New(got.String())
+		}
+		if final {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("it should become %s; the last answer was: %s", c.want.state, got)
+		case <-tick.C:
+		}
+	}
+	if c.want.state == held {
+		// Until a person may decide, which is after lease, grace and settleAfter.
+		if err := c.settles(ctx, held); err != nil {
+			return err
+		}
+	}
+	if doc, err := c.w.tryPoll(ctx, c.tool, c.inKey(), ""); err != nil || doc.State != c.want.state {
+		return errors.Join(fmt.Errorf("want %s, got %s", c.want.state, inWords(doc)), err)
+	}
+	return c.money(ctx, c.want.state)
+}
+
+// killedAt is the provider that a column has here.
+func killedAt(c column) string {
+	if c.only != "" {
+		return c.only
+	}
+	return forgets
+}
+
+func killName(step, fault, column string) string {
+	if fault == "" {
+		fault = "no fault"
+	}
+	return fmt.Sprintf("%s: %s, unknown outcomes: %s", step, fault, column)
+}
+
+var _ = onServers("A gateway is killed while", func() {
+	cells := map[string]*cell{}
+	all := func() (out []*cell) {
+		for _, c := range cells {
+			out = append(out, c)
+		}
+		return out
+	}
+	Describe("in each of its steps", Ordered, ContinueOnFailure, func() {
+		BeforeAll(func(ctx SpecContext) {
+			clear(cells)
+			on, store := newMemory(ctx, servers.Options{})
+			w := newWorldOn(ctx, on, roomy)
+			at, upstream := map[string]*judge{}, map[*judge]*servers.Proxy{}
+			for _, column := range columns {
+				name := killedAt(column)
+				if at[name] == nil {
+					j := newJudge(name)
+					proxy, err := servers.NewProxy(net.JoinHostPort(loopback, "0"), strings.TrimPrefix(j.url, "http://"))
+					Expect(err).NotTo(HaveOccurred())
+					DeferCleanup(proxy.Close)
+					at[name], upstream[j] = j, proxy
+				}
+				create(ctx, w.columnTool(column, name, "http://"+upstream[at[name]].Address()))
+			}
+			for _, column := range columns {
+				w.ready(ctx, toolOf(column, killedAt(column)))
+			}
+			going := background(all)
+			for i, step := range killSteps {
+				k := &killing{dies: gatewayProcess(fmt.Sprint("killed-", i)), store: store, upstream: upstream}
+				for j, row := range kills {
+					if row.far != step.far {
+						continue
+					}
+					for n, column := range columns {
+						name, want := killedAt(column), row.in(column.name)
+						c := &cell{
+							w: w, judge: at[name], order: fmt.Sprintf("kill-%02d-%02d-%d-end", i, j, n), tool: toolOf(column, name),
+							fault: row.fault, want: want, charges: want.charges[0],
+						}
+						cells[killName(step.name, row.fault, column.name)] = c
+						k.cells = append(k.cells, c)
+					}
+				}
+				k.dies.startBeside(ctx)
+				for _, c := range k.cells {
+					k.dies.serves(ctx, w, c.tool)
+				}
+				By(step.name)
+				afterwards := step.stop(ctx, k)
+				k.dies.kill()
+				afterwards()
+				for n, c := range k.cells {
+					Expect((<-k.answers[n]).err).To(HaveOccurred(), "%s, %s: the gateway died after its answer", step.name, c.tool)
+					c.start(going, c.persists)
+				}
+			}
+		}, NodeTimeout(5*time.Minute))
+
+		for _, step := range killSteps {
+			for _, row := range kills {
+				if row.far != step.far {
+					continue
+				}
+				for _, column := range columns {
+					It(killName(step.name, row.fault, column.name), func(ctx SpecContext) {
+						cells[killName(step.name, row.fault, column.name)].wait(ctx)
+					}, NodeTimeout(2*time.Minute))
+				}
+			}
+		}
+	})
+})
