@@ -62,9 +62,10 @@ var networks int
 
 func newNetwork(ctx context.Context) *network {
 	GinkgoHelper()
-	// A name of its own each time: the kernel takes an old link away some time after its namespace.
+	// A name of its own each time: the kernel takes an old link away some time after its namespace. The
+	// processes that share the specs have numbers next to each other.
 	networks++
-	id := (os.Getpid() + networks) % 50000
+	id := (os.Getpid()*8 + networks) % 50000
 	n := &network{
 		name: fmt.Sprint("holdfast-", id), near: fmt.Sprint("hf", id, "a"), far: fmt.Sprint("hf", id, "b"),
 		subnet: fmt.Sprintf("10.%d.%d", 200+id/256%50, id%256),

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"encoding/hex"
 	"net"
+	"slices"
 	"sync"
 	"time"
 )
@@ -64,8 +65,8 @@ type pair struct {
 	// Under the proxy's lock.
 	lose bool
 	hold chan struct{}
-	// kept: a request was held.
-	kept bool
+	// kept: a request was held. answered: a reply is.
+	kept, answered bool
 }
 
 func (c *pair) close() {
@@ -179,6 +180,13 @@ func (r *Rule) Met() int {
 	r.p.mu.Lock()
 	defer r.p.mu.Unlock()
 	return r.met
+}
+
+// Answered says that a reply is held, so that the server has done what it does.
+func (r *Rule) Answered() bool {
+	r.p.mu.Lock()
+	defer r.p.mu.Unlock()
+	return slices.ContainsFunc(r.on, func(c *pair) bool { return c.answered })
 }
 
 // Release lets go what is held, and ends the rule.
@@ -365,6 +373,7 @@ func (p *Proxy) replies(c *pair) {
 		p.mu.Lock()
 		delay, open := p.delay, p.open
 		lose, hold := c.lose, c.hold
+		c.answered = hold != nil
 		p.mu.Unlock()
 		if hold != nil && !c.wait(hold) {
 			return

@@ -154,8 +154,14 @@ func TestProxy(t *testing.T) {
 	answers(c, "marked, but once is enough")
 
 	r = p.On("held", 1, HoldReply)
+	if r.Answered() {
+		t.Fatal("it is answered before it was asked")
+	}
 	c.say(t, "held")
 	silent(c)
+	if !r.Answered() {
+		t.Fatal("its reply is not there")
+	}
 	if err := server.knows("held"); err != nil {
 		t.Fatal(err)
 	}
