@@ -25,6 +25,7 @@ func simulate(t *testing.T, dir string, seed uint64, rule worldRule, m mutation,
 	if err != nil {
 		t.Fatal(err)
 	}
+	w.aim()
 	w.history()
 	_ = os.Remove(w.path())
 	return w.violation, w.trace
