@@ -334,12 +334,11 @@ func (t told) replayed() told { return told{t.status, replay, ""} }
 // a call or a person: a hold can be resolved.
 func (c *cell) settles(ctx context.Context, state string) error {
 	var doc intentDocument
-	err := errors.New("it was not polled")
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		var d intentDocument
-		if d, err = c.w.tryPoll(ctx, c.tool, "id-"+c.order, ""); err == nil {
+		d, err := c.w.tryPoll(ctx, c.tool, "id-"+c.order, "")
+		if err == nil {
 			doc = d
 			if doc.State == state && (state != held || doc.Hold != nil && doc.Hold.State == held) {
 				return nil
