@@ -340,7 +340,7 @@ func (c *cell) settles(ctx context.Context, state string) error {
 		d, err := c.w.tryPoll(ctx, c.tool, "id-"+c.order, "")
 		if err == nil {
 			doc = d
-			if doc.State == state && (state != held || doc.Hold != nil && doc.Hold.State == held) {
+			if doc.State == state && (state != held || doc.Hold != nil && doc.Hold.State == held && c.judge.gets(c.order) >= c.want.sends) {
 				return nil
 			}
 		}
