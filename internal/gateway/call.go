@@ -64,6 +64,11 @@ type call struct {
 	// whole: the body was read to its end.
 	whole bool
 
+	// preferred is what the caller prefers. async: the call goes on without its caller.
+	// handedOff: another one goes on in its place, and ends for it.
+	preferred        preferences
+	async, handedOff bool
+
 	// What the headers and the log line say of it.
 	verdict guard.Verdict
 	reason  string
@@ -82,7 +87,11 @@ type call struct {
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	started := time.Now()
 	c := &call{g: g, w: w, r: r, signals: signals{came: started}}
-	defer func() { c.end(time.Since(started)) }()
+	defer func() {
+		if !c.handedOff {
+			c.end(time.Since(started))
+		}
+	}()
 	if p := c.serve(); p != nil {
 		c.refuse(p)
 	}
@@ -150,6 +159,7 @@ func (c *call) serve() *problem {
 		t.header.Set("User-Agent", "holdfast")
 	}
 	if tool.Mutating {
+		c.prefer(t.header)
 		return c.mutate(tool, t, query)
 	}
 	return c.read(tool, t)

@@ -99,6 +99,9 @@ func (c *Checker) one(ctx context.Context, served guard.Served, key guard.Key) {
 		return
 	}
 	result, cause := c.g.ask(ctx, check)
+	if _, err := c.g.o.Policies().Tool(key.Namespace, key.Tool); !errors.Is(err, policy.ErrNoTool) { // which has no series
+		c.g.o.Metrics.Tool(key.Namespace, key.Tool).Check(string(result.Outcome))
+	}
 	fields := []any{
 		"tool", key.Namespace + "/" + key.Tool, "caller", key.Caller, "intentID", key.IntentID, "attempt", check.Attempt,
 		"outcome", result.Outcome, "status", result.Status, "detail", result.Detail,

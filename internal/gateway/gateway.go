@@ -125,6 +125,9 @@ type Gateway struct {
 	reading, working, waiting *slots
 	ratios                    *ratios
 	queues                    queues
+	// background are the calls that go on without their callers, running how many.
+	background sync.WaitGroup
+	running    atomic.Int64
 
 	draining chan struct{}
 	drain    sync.Once
@@ -277,6 +280,9 @@ func (g *Gateway) Start(ctx context.Context) error {
 	defer g.sender.kept.end()
 	if err := server.Shutdown(end); err != nil {
 		return errors.Join(fmt.Errorf("calls were still in progress after %s; their intents will be held: %w", g.o.Drain, err), server.Close())
+	}
+	if err := g.drained(end); err != nil {
+		return fmt.Errorf("calls without their callers were still in progress after %s; their intents will be held: %w", g.o.Drain, err)
 	}
 	g.readOnly.Range(func(_, t any) bool {
 		t.(*http.Transport).CloseIdleConnections()

@@ -40,6 +40,44 @@ type intentDocument struct {
 	Checks            *guard.ChecksView   `json:"checks,omitempty"`
 	Hold              *holdDocument       `json:"hold,omitempty"`
 	RetryAfter        int                 `json:"retry_after,omitempty"`
+	// Result is the stored answer, once there is one.
+	Result *resultDocument `json:"result,omitempty"`
+	Poll   string          `json:"poll"`
+	// SuggestedAction and Detail are for a caller that was handed off.
+	SuggestedAction string `json:"suggested_action,omitempty"`
+	Detail          string `json:"detail,omitempty"`
+}
+
+// resultDocument is what a repeated call would be answered with.
+type resultDocument struct {
+	Status      int    `json:"status"`
+	ContentType string `json:"content_type,omitempty"`
+	// Body is the answer's if that is JSON, Bytes (in base64) if it is something else.
+	Body  json.RawMessage `json:"body,omitempty"`
+	Bytes []byte          `json:"bytes,omitempty"`
+	// Truncated: it is only the start of a body of this size and digest.
+	Truncated bool   `json:"truncated,omitempty"`
+	Size      int64  `json:"size,omitempty"`
+	Digest    string `json:"digest,omitempty"`
+	// From says where it comes from, if not from the upstream's answer to the call.
+	From string `json:"from,omitempty"`
+}
+
+func resultOf(r *guard.Response) *resultDocument {
+	if r == nil {
+		return nil
+	}
+	header := http.Header(r.Header)
+	doc := &resultDocument{Status: r.Status, ContentType: header.Get("Content-Type"), From: header.Get(headerAnswerFrom)}
+	if r.Truncated {
+		doc.Truncated, doc.Size, doc.Digest = true, r.Size, r.Digest
+	}
+	if json.Valid(r.Body) {
+		doc.Body = r.Body
+	} else {
+		doc.Bytes = r.Body
+	}
+	return doc
 }
 
 type holdDocument struct {
@@ -69,6 +107,10 @@ func (c *call) answerPoll(tool *policy.Tool) *problem {
 	if err != nil {
 		return c.failure(err, tool)
 	}
+	if c.r.URL.RawQuery == "" {
+		c.preferred, _ = prefers(c.r.Header[headerPrefer])
+		wait = min(c.preferred.wait, maxPollWait)
+	}
 	engine, err := c.g.o.Engines.Get(tool.Namespace, tool.Store)
 	if err != nil {
 		return c.failure(err, tool)
@@ -76,7 +118,7 @@ func (c *call) answerPoll(tool *policy.Tool) *problem {
 	key := guard.Key{Namespace: c.namespace, Tool: c.tool, Caller: c.caller.Username, IntentID: c.intentID}
 	until := time.Now().Add(wait)
 	pause := waitFirst
-	var first guard.State
+	var first guard.Answer
 	for again := false; ; again = true {
 		a, err := engine.Poll(c.r.Context(), key)
 		if err != nil && c.r.Context().Err() != nil {
@@ -89,20 +131,18 @@ func (c *call) answerPoll(tool *policy.Tool) *problem {
 			return unknown
 		}
 		if !again {
-			first = a.Intent.State
+			first = a
 		}
 		left := time.Until(until)
-		if a.Intent.State != first || !undecided(first) || left <= 0 {
-			c.note(a)
-			return c.show(a)
+		if left <= 0 || !undecided(first) || a.Intent.State != first.Intent.State || undecided(a) != undecided(first) {
+			return c.answerWith(a, wait)
 		}
 		timer := time.NewTimer(min(pause, left))
 		select {
 		case <-timer.C:
 		case <-c.g.draining:
 			timer.Stop()
-			c.note(a)
-			return c.show(a)
+			return c.answerWith(a, wait)
 		case <-c.r.Context().Done():
 			timer.Stop()
 			c.abandon()
@@ -112,8 +152,12 @@ func (c *call) answerPoll(tool *policy.Tool) *problem {
 }
 
 // undecided says whether somebody waits for the next state.
-func undecided(s guard.State) bool {
-	return s == guard.InFlight || s == guard.Pending || s == guard.Held
+func undecided(a guard.Answer) bool {
+	switch a.Intent.State {
+	case guard.InFlight, guard.Pending, guard.Held:
+		return true
+	}
+	return backsOff(a)
 }
 
 // pollWait reads ?wait=30s or ?wait=30.
@@ -142,13 +186,25 @@ func pollWait(raw string) (time.Duration, error) {
 	return min(d, maxPollWait), nil
 }
 
-func (c *call) show(a guard.Answer) *problem {
+// answerWith answers a poll that has waited for as long as this at most.
+func (c *call) answerWith(a guard.Answer, wait time.Duration) *problem {
+	c.note(a)
+	header := http.Header{}
+	if c.preferred.waits {
+		header.Set(headerApplied, preferWait+"="+strconv.Itoa(int(wait/time.Second)))
+	}
+	return c.show(http.StatusOK, c.document(a), header)
+}
+
+// document is the intent as its caller sees it.
+func (c *call) document(a guard.Answer) *intentDocument {
 	v := a.Intent
-	doc := intentDocument{
+	doc := &intentDocument{
 		IntentID: v.IntentID, Tool: v.Tool, State: v.State, Verdict: a.Verdict, Reason: string(a.Reason),
 		Scope: scopeTexts(v.Scope), Lineage: string(v.Lineage), Amount: v.Amount, Recipient: v.Recipient, Fingerprint: v.Fingerprint,
 		ProviderReference: v.ProviderReference, RefundOwed: v.RefundOwed, Disputed: v.Disputed, SettledAs: v.SettledAs,
 		Created: v.Created, Changed: v.Changed, Attempts: v.Attempts, Checks: v.Checks, RetryAfter: seconds(a.RetryAfter),
+		Result: resultOf(a.Response), Poll: pollPath(v.Namespace, v.Tool, v.IntentID),
 	}
 	if doc.Attempts == nil {
 		doc.Attempts = []guard.AttemptView{}
@@ -162,14 +218,20 @@ func (c *call) show(a guard.Answer) *problem {
 			doc.Hold.WaitingUntil = &h.WaitingUntil
 		}
 	}
+	return doc
+}
+
+// show writes an intent.
+func (c *call) show(status int, doc *intentDocument, header http.Header) *problem {
 	body, err := json.Marshal(doc)
 	if err != nil {
 		return c.failure(err, nil)
 	}
-	header := http.Header{"Content-Type": {"application/json"}, "Cache-Control": {"no-store"}}
+	header.Set("Content-Type", "application/json")
+	header.Set("Cache-Control", "no-store")
 	if doc.RetryAfter > 0 {
 		header.Set("Retry-After", strconv.Itoa(doc.RetryAfter))
 	}
-	c.write(http.StatusOK, header, body, 0)
+	c.write(status, header, body, 0)
 	return nil
 }

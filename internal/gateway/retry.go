@@ -21,8 +21,20 @@ func (c *call) attempts(engine *guard.Engine, wanted guard.Call, tool *policy.To
 		until = time.Now().Add(tool.Retry.Patience)
 		wanted.MayRetry = func() (time.Duration, bool) { return c.g.ratios.retry(tool, time.Now()) }
 	}
+	return c.tries(engine, wanted, tool, t, until, nil)
+}
+
+// tries is the rest of attempts, which may begin with what the guard has said already.
+func (c *call) tries(engine *guard.Engine, wanted guard.Call, tool *policy.Tool, t target, until time.Time, said *guard.Answer) *problem {
+	patience := c.beforehand(until)
 	for made := 0; ; {
-		a, err := c.admit(engine, wanted, tool, until)
+		var a guard.Answer
+		var err error
+		if said != nil {
+			a, said = *said, nil
+		} else {
+			a, err = c.admit(engine, wanted, tool, patience)
+		}
 		c.waited()
 		switch {
 		case errors.Is(err, errGone):
@@ -32,6 +44,10 @@ func (c *call) attempts(engine *guard.Engine, wanted guard.Call, tool *policy.To
 		case backsOff(a) && tool.Retry != nil && (made > 0 || tool.InFlight.Wait):
 		case a.Verdict != guard.Allow || a.Ticket == nil:
 			return c.tell(a, tool)
+		case c.preferred.async:
+			return c.handOff(a, func(b *call) *problem {
+				return b.tries(engine, wanted, tool, t, time.Now().Add(asyncPatience), &a)
+			})
 		default:
 			if tool.Retry != nil && !a.Ticket.Retry {
 				c.g.ratios.first(tool, time.Now())
@@ -44,7 +60,7 @@ func (c *call) attempts(engine *guard.Engine, wanted guard.Call, tool *policy.To
 			made++
 		}
 		// From here on, a is what the caller is told if it does not wait.
-		if !c.pause(a.RetryAfter, until) {
+		if !c.pause(a.RetryAfter, patience) {
 			return c.tell(a, tool)
 		}
 		a.RetryAfter = time.Second

@@ -174,6 +174,9 @@ func (c *call) log(took time.Duration) {
 	if c.outcome != "" {
 		fields = append(fields, "outcome", c.outcome, "upstream", elapsed(c.sending))
 	}
+	if c.async {
+		fields = append(fields, "async", true)
+	}
 	if c.poll {
 		fields = append(fields, "poll", true)
 	}
@@ -192,7 +195,7 @@ func (c *call) log(took time.Duration) {
 // places are how many calls are where.
 func (g *Gateway) places() metrics.Places {
 	p := metrics.Places{
-		Reading: g.reading.count(), Working: g.working.count(), Waiting: g.waiting.count(), Limit: g.o.MaxCalls,
+		Reading: g.reading.count(), Working: g.working.count(), Waiting: g.waiting.count(), Limit: g.o.MaxCalls, Async: int(g.running.Load()),
 		Queued: map[metrics.Name]int{},
 	}
 	for of, n := range g.queues.lengths() {

@@ -8,6 +8,10 @@
 // with nothing else in between, a grace apart by both clocks. What was asked before an
 // attempt says nothing of it. Every step is a compare-and-set under the attempt's number
 // and nonce, so that several gateways may ask at the same time.
+//
+// A person who rejects an intent, or marks it as failed, while an attempt is unknown may
+// be wrong: it is asked about for one more deadline. Then only a payment counts, which is a
+// refund owed, and word that it is still being made.
 
 package guard
 
@@ -123,7 +127,7 @@ func (r *record) checked() *attempt {
 	var newest *attempt
 	for i := range r.Attempts {
 		a := &r.Attempts[i]
-		if a.Generation != r.Generation || !a.unknown() || a.Denied {
+		if a.Generation != r.Generation || !a.unknown() || a.Denied && !r.closedByHand() {
 			continue
 		}
 		if a.Lost {
@@ -152,12 +156,28 @@ func (r *record) startChecks(now time.Time) {
 	r.Checks = &checks{Attempt: a.Number, Nonce: a.Nonce, Until: until.Add(p.Deadline), Next: now.Add(p.wait(0))}
 }
 
-// mayBeChecked says that the record is in a state that a check can decide.
+// closedByHand says that a person has closed the intent, and nobody has said that it was paid.
+func (r *record) closedByHand() bool {
+	return r.State == Rejected || r.State == Failed && r.MarkedFailed
+}
+
+// checkOnceMore has the provider asked after a person's decision, however long it was
+// asked before. What it has said so far stays on the record.
+func (r *record) checkOnceMore(now time.Time) {
+	before := r.Checks
+	r.Checks = nil
+	r.startChecks(now)
+	if r.Checks != nil && before.fenced(r.checked()) {
+		r.Checks.Answers, r.Checks.Late = before.Answers, before.Late
+	}
+}
+
+// mayBeChecked says that the record is in a state in which a check can tell something.
 func (r *record) mayBeChecked() bool {
 	if r.Checks == nil || r.Policy.Check == nil {
 		return false
 	}
-	return r.State == Pending || r.State == Held && r.Current.has(OutcomeUnknown)
+	return r.State == Pending || r.State == Held && r.Current.has(OutcomeUnknown) || r.closedByHand()
 }
 
 // nextCheck is when the provider is to be asked; zero: never.
@@ -406,6 +426,10 @@ func (e *Engine) afterAnswer(cur *record, c *Check, res CheckResult, now time.Ti
 	}
 	next.Checks.Next = next.afterCheck(now)
 	p.keepMarks = true
+	if cur.closedByHand() {
+		next.toldOfClosed(a, res, &p)
+		return p, true, nil
+	}
 	first := cur.Checks.FailedNonce
 	if res.Outcome != AttemptFailed || cur.Checks.FailedBy != res.By {
 		first = ""
@@ -420,6 +444,20 @@ func (e *Engine) afterAnswer(cur *record, c *Check, res CheckResult, now time.Ti
 		e.saidFailed(next, c, res, first, &p)
 	}
 	return p, true, nil
+}
+
+// toldOfClosed takes what a check says of an intent that a person has closed. Nothing that
+// it can say opens it again; and that nothing moved is the person's to say.
+func (r *record) toldOfClosed(a *attempt, res CheckResult, p *pending) {
+	if res.Outcome != AttemptPending || a.Accepted && !a.Denied {
+		return
+	}
+	a.Accepted = true
+	if a.Denied {
+		// It may be paid yet: the word that nothing moved does not count any more.
+		a.Denied, r.Disputed = false, true
+		p.on, p.keepMarks = onLateEvidence, false
+	}
 }
 
 // foundPaid: the payment was made.

@@ -156,6 +156,7 @@ func (e *Engine) take(cur *record, res Resolution, now time.Time) (pending, erro
 		p.on = onReject
 		h.Effect = "Rejected: it is never sent."
 		next.State, next.SettledAt = Rejected, now
+		next.checkOnceMore(now)
 	case MarkPaid:
 		p.on = onMarkPaid
 		h.Effect = "Marked as paid: agents get the result as a replay."
@@ -168,6 +169,7 @@ func (e *Engine) take(cur *record, res Resolution, now time.Time) (pending, erro
 		h.Effect = "Marked as failed: nothing moved. A new payment needs a new intent."
 		next.State, next.SettledAt, next.MarkedFailed = Failed, now, true
 		next.excuse(true)
+		next.checkOnceMore(now)
 	default:
 		return p, fmt.Errorf("%w: decision %q", ErrInvariant, res.Decision)
 	}

@@ -138,12 +138,16 @@ var life = []step{
 	{Succeeded, onSpendOver, []State{Succeeded}},
 	{Succeeded, onTTL, []State{Tombstone}},
 
+	{Failed, onCheckBegun, []State{Failed}}, // marked as failed by a person
+	{Failed, onChecked, []State{Failed}},
 	{Failed, onLateSuccess, []State{Succeeded}}, // a refund is owed
 	{Failed, onRegister, []State{Failed}},
 	{Failed, onLateEvidence, []State{Failed}},
 	{Failed, onSpendOver, []State{Failed}},
 	{Failed, onTTL, []State{Tombstone}},
 
+	{Rejected, onCheckBegun, []State{Rejected}},
+	{Rejected, onChecked, []State{Rejected}},
 	{Rejected, onLateSuccess, []State{Succeeded}}, // a refund is owed
 	{Rejected, onRegister, []State{Rejected}},
 	{Rejected, onLateEvidence, []State{Rejected}},

@@ -40,12 +40,18 @@ func (r *record) due(o Options) time.Time {
 	case Retryable:
 		return r.noLaterThanValid(r.Changed.Add(r.Policy.TTL))
 	case Succeeded, Failed, Rejected:
-		return r.spendDue(r.SettledAt.Add(r.Policy.TTL))
+		if at := r.nextCheck(); !at.IsZero() && at.Before(r.ages()) {
+			return at
+		}
+		return r.ages()
 	case Tombstone:
 		return r.spendDue(r.purgeAt(o))
 	}
 	return time.Time{}
 }
+
+// ages is when time does the next thing to a settled record by itself.
+func (r *record) ages() time.Time { return r.spendDue(r.SettledAt.Add(r.Policy.TTL)) }
 
 // purgeAt is when a tombstone stands in nobody's way any more and counts for nothing.
 func (r *record) purgeAt(o Options) time.Time {
@@ -95,7 +101,11 @@ func (e *Engine) step(r *record, now time.Time) *pending {
 		p.to.hold(&hold{Reasons: []Reason{OutcomeUnknown}, Cause: r.Checks.overdue()}, p.nonce, now)
 		return p
 	}
-	if at := r.due(e.o); at.IsZero() || now.Before(at) || e.jumped() != nil {
+	at := r.due(e.o)
+	if r.closedByHand() {
+		at = r.ages() // a check that is due is made by whoever asks
+	}
+	if at.IsZero() || now.Before(at) || e.jumped() != nil {
 		return nil // nothing ages by a clock that is wrong
 	}
 	if first, _ := r.spentUntil(); !first.IsZero() && !now.Before(first) {

@@ -61,6 +61,10 @@ var (
 		Name: "holdfast_polls_total", Kind: Counter, Labels: of("verdict"),
 		Help: "Questions at the poll URL that were answered, by the verdict that a call would get.",
 	}
+	callsHandedOff = Definition{
+		Name: "holdfast_calls_handed_off_total", Kind: Counter, Labels: tool,
+		Help: "Calls whose caller preferred not to wait (`Prefer: respond-async`) and that went on without it once their attempt was reserved. What they come to is in `holdfast_calls_total`.",
+	}
 	attemptsTotal = Definition{
 		Name: "holdfast_attempts_total", Kind: Counter, Labels: of("outcome"),
 		Help: "Attempts that ended, by outcome: `Succeeded`, `Failed`, `Retryable`, `Pending` or `Unknown`. One that a crash has cut off is in no gateway's count; its intent is held.",
@@ -76,6 +80,10 @@ var (
 	resultsNotWritten = Definition{
 		Name: "holdfast_results_not_written_total", Kind: Counter, Labels: tool,
 		Help: "Results of attempts that could not be written to their record in time. Each is in the log, under the logger `evidence`; its intent is held as unknown unless the result could still be written.",
+	}
+	checksTotal = Definition{
+		Name: "holdfast_status_checks_total", Kind: Counter, Labels: of("outcome"),
+		Help: "Status checks that were made, by what the provider's answer was read as: `Succeeded`, `Failed` (nothing moved; it counts once it was said twice), `Pending`, or `Unknown`, which is also what cannot be asked.",
 	}
 	lateResults = Definition{
 		Name: "holdfast_late_results_total", Kind: Counter, Labels: of("reason"),
@@ -96,6 +104,10 @@ var (
 	callsQueued = Definition{
 		Name: "holdfast_calls_queued", Kind: Gauge, Labels: tool,
 		Help: "Calls that wait at this gateway for a slot of their tool (`concurrency`).",
+	}
+	callsAsync = Definition{
+		Name: "holdfast_calls_async", Kind: Gauge,
+		Help: "Calls that go on at this gateway without their callers (`Prefer: respond-async`). They are among those in progress or waiting.",
 	}
 	callsLimit = Definition{
 		Name: "holdfast_calls_limit", Kind: Gauge,
@@ -150,8 +162,8 @@ var (
 // definitions are all of them, in the order of the documentation.
 var definitions = []*Definition{
 	&callsTotal, &concurrentConflicts, &keyExpiryCollisions, &pollsTotal,
-	&attemptsTotal, &attemptSeconds, &guardSeconds, &resultsNotWritten, &lateResults,
-	&callsInProgress, &callsReading, &callsWaiting, &callsQueued, &callsLimit,
+	&callsHandedOff, &attemptsTotal, &attemptSeconds, &guardSeconds, &resultsNotWritten, &checksTotal, &lateResults,
+	&callsInProgress, &callsReading, &callsWaiting, &callsAsync, &callsQueued, &callsLimit,
 	&holdsOpen, &holdOldest, &heldIntents, &heldLimit, &spendUsed, &spendReserved, &spendLimit,
 	&storeSeconds, &storeErrors, &storeRefused, &storeDurable,
 }

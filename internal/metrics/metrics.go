@@ -74,6 +74,8 @@ func New(o Options) *Metrics {
 // Places are how many calls are where in the gateway.
 type Places struct {
 	Reading, Working, Waiting, Limit int
+	// Async are those of the calls that go on without their callers.
+	Async int
 	// Queued are those that wait for a slot of a tool.
 	Queued map[Name]int
 }
@@ -156,6 +158,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(&callsInProgress, float64(p.Working))
 		gauge(&callsReading, float64(p.Reading))
 		gauge(&callsWaiting, float64(p.Waiting))
+		gauge(&callsAsync, float64(p.Async))
 		gauge(&callsLimit, float64(p.Limit))
 		for name, n := range p.Queued {
 			gauge(&callsQueued, float64(n), name.Namespace, name.Name)

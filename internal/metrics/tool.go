@@ -24,8 +24,8 @@ type Tool struct {
 	m    *Metrics
 	name Name
 
-	conflicts, expired, notWritten prometheus.Counter
-	attempt, guard                 prometheus.Observer
+	conflicts, expired, notWritten, handedOff prometheus.Counter
+	attempt, guard                            prometheus.Observer
 
 	mu sync.RWMutex
 	// gone: its series were removed, and no new ones are made.
@@ -45,6 +45,7 @@ func newTool(m *Metrics, name Name) *Tool {
 		return m.counters[d].WithLabelValues(name.Namespace, name.Name)
 	}
 	t.conflicts, t.expired, t.notWritten = counter(&concurrentConflicts), counter(&keyExpiryCollisions), counter(&resultsNotWritten)
+	t.handedOff = counter(&callsHandedOff)
 	t.attempt = m.histograms[&attemptSeconds].WithLabelValues(name.Namespace, name.Name)
 	t.guard = m.histograms[&guardSeconds].WithLabelValues(name.Namespace, name.Name)
 	// What an alert looks for must be there before it happens.
@@ -55,6 +56,9 @@ func newTool(m *Metrics, name Name) *Tool {
 	}
 	for _, outcome := range []string{"Succeeded", "Failed", "Retryable", "Pending", "Unknown"} {
 		t.counter(&attemptsTotal, outcome, "")
+	}
+	for _, outcome := range []string{"Succeeded", "Failed", "Pending", "Unknown"} {
+		t.counter(&checksTotal, outcome, "")
 	}
 	for _, reason := range []string{RefundOwed, Disputed} {
 		t.counter(&lateResults, reason, "")
@@ -155,6 +159,9 @@ func (t *Tool) Conflict() { t.conflicts.Inc() }
 // Expired counts a call under an intent ID whose answer is no longer kept.
 func (t *Tool) Expired() { t.expired.Inc() }
 
+// HandedOff counts a call that goes on without its caller.
+func (t *Tool) HandedOff() { t.handedOff.Inc() }
+
 // Attempt counts an attempt that ended.
 func (t *Tool) Attempt(outcome string, took time.Duration) {
 	t.attempt.Observe(took.Seconds())
@@ -166,6 +173,9 @@ func (t *Tool) Guarded(added time.Duration) { t.guard.Observe(max(0, added).Seco
 
 // NotWritten counts a result that could not be written to its record.
 func (t *Tool) NotWritten() { t.notWritten.Inc() }
+
+// Check counts a status check that was made.
+func (t *Tool) Check(outcome string) { t.count(&checksTotal, outcome, "") }
 
 // Late counts a late result that contradicts what was decided.
 func (t *Tool) Late(reason string) { t.count(&lateResults, reason, "") }
