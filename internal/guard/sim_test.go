@@ -116,6 +116,7 @@ type simIntent struct {
 	acked   string
 	objects []*object
 	said    Decision // the last that somebody said in the end
+	found   bool     // a check has found that it was paid, and that was written
 	// stale: until then look-ups miss what was paid. That happens once.
 	stale time.Duration
 }
@@ -1026,7 +1027,11 @@ func (w *world) check(p *process) {
 		res := w.lookUp(c)
 		w.logf("p%d asks about %s(attempt %d): %s", p.id, k.IntentID, c.Attempt, res.Outcome)
 		w.stall()
-		w.bug(engine.EndCheck(context.Background(), c, res))
+		err = engine.EndCheck(context.Background(), c, res)
+		w.bug(err)
+		if err == nil && res.Outcome == AttemptSucceeded {
+			w.byKey[k.String()].found = true
+		}
 	}
 }
 
@@ -1819,6 +1824,9 @@ func (w *world) judgeEnd() {
 		}
 		if in.acked != "" && (r.State != Tombstone || r.SettledAs != Succeeded) && (r.State != Succeeded || r.Response == nil || string(r.Response.Body) != in.acked) {
 			w.violate("%s was acknowledged as %s and is %s in the end", in.call.IntentID, in.acked, r.State)
+		}
+		if in.found && !w.forgotten(in) && (r.State == Rejected || r.State == Failed) {
+			w.violate("a check has found the payment of %s, and it is %s in the end", in.call.IntentID, r.State)
 		}
 		known := false // that it was paid
 		for i := range r.Attempts {
