@@ -184,7 +184,7 @@ func fromGuard(a guard.Answer, who access.Caller) *problem {
 					"PUT its scope, amount and recipient to the tool's path with /intents/ and the ID. Then send the same request again.")
 		case guard.ReasonMarkedPaid:
 			return set(http.StatusForbidden, "marked-paid", "The payment was made", actStop,
-				"A person has confirmed that this was paid, before the store lost its memory. Whose the answer is can no longer be told. Do not pay it again."+ask)
+				"It is known that this was paid. Whose the answer is can no longer be told, since the store has lost its memory. Do not pay it again."+ask)
 		case guard.ReasonMarkedFailed:
 			return set(http.StatusForbidden, "marked-failed", "The payment was marked as failed", actNewIntent,
 				"A person has confirmed that nothing was paid, and closed this intent. If the payment is still wanted, make it as a new one, with a new intent ID."+ask)

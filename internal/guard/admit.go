@@ -151,23 +151,25 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 			}
 			return a, nil
 		}
-		if err := e.jumped(); err != nil {
-			return Answer{}, err // nothing was written, and what was said cannot be believed
-		}
-		switch res.Outcome {
-		case store.Mismatch:
+		if res.Outcome == store.Mismatch {
 			if cur, err = decode(res.Record); err != nil {
 				return Answer{}, err
 			}
 			e.see(cur, res.boot)
 			if cur != nil && cur.State == InFlight && cur.last().Nonce == next.last().Nonce {
-				// This write was made, its reply was lost, and a late result was written
-				// over it since. The lease is this writer's all the same.
+				// This write was made, its reply was lost, and a late result was written over
+				// it since: perhaps that it is paid. The lease is this writer's, and nothing
+				// is sent under it: by which clock it was reserved is no longer known either.
 				e.done(pending{from: from, to: cur, on: onCall}, res.boot)
-				a := e.ticket(cur, start)
-				a.Ticket.Retry = from != nil && from.State == Retryable
-				return a, nil
+				t := e.ticket(cur, start).Ticket
+				e.o.Later(func() { e.withdraw(t) })
 			}
+		}
+		if err := e.jumped(); err != nil {
+			return Answer{}, err // what was said cannot be believed
+		}
+		switch res.Outcome {
+		case store.Mismatch: // look again
 		case store.Blocked:
 			a, again, err := e.blocked(ctx, &cur, next, p, res.Result, kinds, lost, &pass)
 			if !again {

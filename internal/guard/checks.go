@@ -9,6 +9,9 @@
 // attempt says nothing of it. Every step is a compare-and-set under the attempt's number
 // and nonce, so that several gateways may ask at the same time.
 //
+// Of what a lost memory may hide, the provider is asked by the key that a first attempt
+// has: a payment that it finds is believed, and that there is none is not.
+//
 // A person who rejects an intent, or marks it as failed, while an attempt is unknown may
 // be wrong: it is asked about for one more deadline. Then only a payment counts, which is a
 // refund owed, and word that it is still being made.
@@ -122,16 +125,13 @@ func (c *checks) fenced(a *attempt) bool {
 }
 
 // checked is the attempt that a check asks about: the newest of this generation whose
-// outcome is unknown, if the store has never lost any of them. nil: there is none.
+// outcome is unknown. nil: there is none.
 func (r *record) checked() *attempt {
 	var newest *attempt
 	for i := range r.Attempts {
 		a := &r.Attempts[i]
 		if a.Generation != r.Generation || !a.unknown() || a.Denied && !r.closedByHand() {
 			continue
-		}
-		if a.Lost {
-			return nil // under which key it was sent is not known
 		}
 		newest = a
 	}
@@ -154,6 +154,11 @@ func (r *record) startChecks(now time.Time) {
 		until = at
 	}
 	r.Checks = &checks{Attempt: a.Number, Nonce: a.Nonce, Until: until.Add(p.Deadline), Next: now.Add(p.wait(0))}
+}
+
+// lost: of the attempts of this generation, some may have been forgotten by the store.
+func (r *record) lost() bool {
+	return slices.ContainsFunc(r.Attempts, func(a attempt) bool { return a.Lost && a.unknown() && a.Generation == r.Generation })
 }
 
 // closedByHand says that a person has closed the intent, and nobody has said that it was paid.
@@ -532,6 +537,10 @@ func (e *Engine) saidFailed(next *record, c *Check, res CheckResult, first strin
 func (e *Engine) mayFail(r *record, c *Check, now time.Time) bool {
 	switch {
 	case e.jumped() != nil, r.checked() == nil:
+		return false
+	case r.lost():
+		// What was forgotten may have been sent under another key, by another upstream or
+		// under another intent ID: that there is no payment under this one proves nothing.
 		return false
 	case r.Policy.Check.Unbounded && e.o.mutation != absenceCounts:
 		return false

@@ -201,15 +201,17 @@ func (e *Engine) sweepTime(now time.Time) time.Time {
 	return now
 }
 
-// ClockJump says whether the store's clock has jumped: where it should have been when
-// that was noticed, and what it showed.
+// ClockJump says whether the store's clock has jumped: where it should be now, and what it
+// shows now if it has gone on since as clocks do.
 func (e *Engine) ClockJump() (from, to time.Time, jumped bool) {
+	boot := e.o.Clock.Now().Boot
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !e.clock.jumped {
+	c := &e.clock
+	if !c.jumped {
 		return time.Time{}, time.Time{}, false
 	}
-	return e.clock.from, e.clock.to, true
+	return c.should(boot), c.base.Add(c.jumpHigh + boot), true
 }
 
 // AcceptClock goes on from the time as it was last heard.

@@ -392,3 +392,21 @@ func TestAnAcceptedJumpBackEndsLongWaits(t *testing.T) {
 		t.Fatalf("%s until %s, and it is %s", h.State, h.WaitingUntil, s.time.store())
 	}
 }
+
+// Somebody accepts a jump long after it was noticed: what was noticed has gone on since.
+func TestAJumpIsToldAsTheClockShowsItNow(t *testing.T) {
+	for name, step := range map[string]time.Duration{"forward": 5 * time.Hour, "back": -5 * time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			s := tell(t)
+			right := s.time.store()
+			s.time.stepStore(step)
+			s.pass(staleAfter + time.Second)
+			s.refusedByClock(s.call("intent-1", "order/9"))
+			s.pass(3 * time.Hour)
+			from, to, jumped := s.ClockJump()
+			if !jumped || to.Sub(s.time.store()).Abs() > time.Minute || from.Sub(right.Add(3*time.Hour)).Abs() > time.Minute {
+				t.Fatalf("jumped %v, from %s to %s; it shows %s", jumped, from, to, s.time.store())
+			}
+		})
+	}
+}

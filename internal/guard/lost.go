@@ -4,6 +4,7 @@
 // last steps of those that are left. So what could be sent by what is left is held, and
 // counts as sent; what its holds' objects still show is made anew; and whoever comes for
 // the first time, while others would still be compared with what is missing, is held too.
+// Where the tool has a status check, the provider is asked whether it was paid.
 
 package guard
 

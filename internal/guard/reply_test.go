@@ -45,33 +45,57 @@ func TestALostClaimIsRecognised(t *testing.T) { // R21
 
 func TestALostClaimIsRecognisedAlthoughTheRecordMoved(t *testing.T) { // R21
 	// The claim of attempt 2 lands, its reply is lost, and before it is repeated the
-	// first attempt's late result is written. The lease is still this writer's.
-	for _, res := range []Result{declined(), accepted(), paid("re_1")} {
-		t.Run(string(res.Outcome), func(t *testing.T) {
-			s := tell(t)
-			c := s.call("intent-1", "order/9")
-			first := s.loseAndWait(c)
-			s.take(c, Release)
-			other := s.process()
-			once := sync.Once{}
-			s.net.hook(nil, func(what string) (err error) {
-				if what == "Reserve" && s.state(c) == InFlight {
-					once.Do(func() {
-						if _, e := other.Settle(s.ctx, first, res); e != nil {
-							t.Error(e)
-						}
-						err = errStoryLost
-					})
+	// first attempt's late result is written. The lease is still this writer's; but the
+	// first attempt may have paid, and by which clock it was reserved is not known.
+	for _, tc := range []struct {
+		res  Result
+		want State
+	}{{declined(), Retryable}, {accepted(), Held}, {paid("re_1"), Succeeded}} {
+		for _, jumps := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, the clock jumps: %v", tc.res.Outcome, jumps), func(t *testing.T) {
+				s := tell(t)
+				c := s.call("intent-1", "order/9")
+				first := s.loseAndWait(c)
+				s.take(c, Release)
+				other := s.process()
+				once := sync.Once{}
+				s.net.hook(nil, func(what string) (err error) {
+					if what == "Reserve" && s.state(c) == InFlight {
+						once.Do(func() {
+							if _, e := other.Settle(s.ctx, first, tc.res); e != nil {
+								t.Error(e)
+							}
+							if jumps {
+								s.time.stepStore(100 * time.Hour)
+							}
+							err = errStoryLost
+						})
+					}
+					return err
+				})
+				a, err := s.Admit(s.ctx, c, storyPolicy())
+				switch {
+				case jumps && !errors.Is(err, ErrClockJumped):
+					t.Fatalf("%+v, %v", a, err)
+				case !jumps && err != nil:
+					t.Fatal(err)
+				case !jumps:
+					s.want(a, InFlightNow, ReasonInFlight)
 				}
-				return err
+				s.runLater()
+				if r := s.inState(c, tc.want); len(r.Attempts) != 2 || r.Attempts[1].Outcome != AttemptRetryable {
+					t.Fatalf("%+v", r.Attempts)
+				}
+				if jumps {
+					s.time.stepStore(-100 * time.Hour)
+				}
+				s.pass(time.Minute)
+				if tc.want == Retryable {
+					s.settle(s.send(c), paid("re_3"))
+					s.inState(c, Succeeded)
+				}
 			})
-			tk := s.send(c)
-			if tk.Attempt != 2 {
-				t.Fatalf("attempt %d", tk.Attempt)
-			}
-			s.settle(tk, paid("re_2"))
-			s.inState(c, Succeeded)
-		})
+		}
 	}
 }
 

@@ -55,7 +55,7 @@ func (e *Engine) evidence(t *Ticket, res Result, cause error) {
 func (e *Engine) withdraw(t *Ticket) {
 	defer e.written(t)
 	ctx := context.Background()
-	res := Result{Outcome: AttemptRetryable, Detail: "the store did not answer in time, or its clock had jumped; nothing was sent"}
+	res := Result{Outcome: AttemptRetryable, Detail: "the store did not answer in time, or its clock had jumped, or an earlier attempt's result came meanwhile; nothing was sent"}
 	for {
 		r, _, err := e.get(ctx, t.rec.key)
 		if err == nil {

@@ -1204,7 +1204,10 @@ func (w *world) acceptClocks() {
 		return
 	}
 	for _, p := range w.procs {
-		p.engine.AcceptClock()
+		// Nobody accepts but what the clock shows, as the controller sees to.
+		if _, to, jumped := p.engine.ClockJump(); jumped && to.Sub(w.storeNow()).Abs() <= jumpLimit {
+			p.engine.AcceptClock()
+		}
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -215,4 +216,46 @@ var _ = onServers("A store that forgot", func() {
 			}
 		}
 	}, NodeTimeout(5*time.Minute))
+
+	It("S01: the provider is asked by its key about what comes first after the loss", func(ctx SpecContext) {
+		on, _ := newMemory(ctx, servers.Options{})
+		l := &loss{on: on}
+		w := newWorldOn(ctx, on, asks(v1alpha1.FinalitySettleAfter))
+		l.w = w
+		paid := call{id: "paid", body: w.order("9", "10")}
+		w.pay(ctx, paid, 201, allow)
+		reference := w.entries(ctx)[0].ID
+		epoch := w.storeIs(ctx, v1alpha1.ConditionEpochAccepted, metav1.ConditionTrue).Status.Epoch
+		forget(ctx, l)
+		w.refusedEverywhere(ctx, paid, "memory_lost")
+		w.storeIs(ctx, v1alpha1.ConditionEpochAccepted, metav1.ConditionFalse)
+		w.changeStore(ctx, func(spec *v1alpha1.IdempotencyStoreSpec) { spec.AcceptEpoch = epoch })
+		w.storeIs(ctx, v1alpha1.ConditionReady, metav1.ConditionTrue)
+		again := call{id: "again", body: w.order("9", "10")} // the same under another ID
+		nothingSent := sent(ctx)
+		for _, g := range gateways() {
+			Eventually(func(ctx context.Context) string {
+				c := again
+				c.at = g
+				return w.call(ctx, c).verdict()
+			}).WithContext(ctx).Should(Equal(unknownHold), string(g))
+		}
+		// First calls at the same moment make one record, and are held until the provider has answered.
+		for _, got := range w.atOnce(ctx, slices.Repeat([]call{paid}, 8)...) {
+			Expect(got.verdict()).To(BeElementOf(unknownHold, replay), got.String())
+		}
+		doc := w.becomes(ctx, "paid", "Succeeded")
+		Expect(doc.ProviderReference).To(Equal(reference))
+		Expect(doc.Attempts).To(HaveLen(1))
+		got := w.pay(ctx, paid, 200, replay)
+		Expect(got.header.Get("Holdfast-Answer-From")).To(Equal("status-check"))
+		Expect(got.body).To(ContainSubstring(reference))
+		// That there is no payment under a key proves nothing: the order was paid under another one.
+		for _, a := range w.answers(ctx, "again", 4) {
+			Expect(a.Outcome).To(Equal("Failed"))
+		}
+		w.pay(ctx, again, 409, unknownHold)
+		Expect(sent(ctx)).To(Equal(nothingSent))
+		Expect(w.charged(ctx, "9")).To(Equal(1))
+	}, NodeTimeout(3*time.Minute))
 })

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -133,6 +134,32 @@ var _ = Describe("What an operator sees", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Eventually(early.metric("holdfast_hold_oldest_age_seconds", tool, held)).WithContext(ctx).Should(BeNumerically(">", age))
 		Eventually(early.metric("holdfast_held_intents", `budget="`+budgetName+`"`)).WithContext(ctx).Should(BeNumerically(">=", 0))
+	})
+
+	It("the spend of a limit: what is settled, what is in flight, and the limit", func(ctx SpecContext) {
+		w := newWorld(ctx, limitOf("daily", "100", time.Hour))
+		limit := []string{`budget="` + budgetName + `"`, `limit="daily"`, `currency="USD"`}
+		shows := func(used, reserved float64) {
+			GinkgoHelper()
+			for metric, want := range map[string]float64{"holdfast_spend_used": used, "holdfast_spend_reserved": reserved, "holdfast_spend_limit": 100} {
+				Eventually(func(ctx context.Context) ([]float64, error) {
+					sum, series, err := w.scraped(ctx, metric, limit...)
+					return []float64{sum, float64(series)}, err
+				}).WithContext(ctx).Should(Equal([]float64{want, 1}), metric) // one process tells, the one that leads
+			}
+		}
+		shows(0, 0)
+		w.pay(ctx, call{id: "k1", body: w.order("1", "10.25")}, 201, allow)
+		shows(10.25, 0)
+		flying := w.start(ctx, call{id: "k2", body: w.order("2", "30"), fault: "hold"})
+		w.underWay(ctx, 1)
+		shows(10.25, 30)
+		w.letGo(ctx)
+		Expect((<-flying).status).To(Equal(201))
+		shows(40.25, 0)
+		w.pay(ctx, call{id: "k3", body: w.order("3", "59.76")}, 403, deny)
+		w.pay(ctx, call{id: "k4", body: w.order("4", "5"), fault: "decline-402"}, 402, allow)
+		shows(40.25, 0)
 	})
 
 	It("a tool and a store that are deleted leave no series", func(ctx SpecContext) {
