@@ -398,6 +398,7 @@ func TestAJumpIsToldAsTheClockShowsItNow(t *testing.T) {
 	for name, step := range map[string]time.Duration{"forward": 5 * time.Hour, "back": -5 * time.Hour} {
 		t.Run(name, func(t *testing.T) {
 			s := tell(t)
+			s.pay(s.call("paid", "order/1"), "re_1")
 			right := s.time.store()
 			s.time.stepStore(step)
 			s.pass(staleAfter + time.Second)

@@ -137,7 +137,9 @@ var _ = Describe("What an operator sees", func() {
 	})
 
 	It("the spend of a limit: what is settled, what is in flight, and the limit", func(ctx SpecContext) {
-		w := newWorld(ctx, limitOf("daily", "100", time.Hour))
+		w := newWorld(ctx, limitOf("daily", "100", time.Hour), limited(func(tool *v1alpha1.AgentTool) {
+			tool.Spec.Upstream.HTTP.Timeout = &metav1.Duration{Duration: 40 * time.Second} // to be looked at in flight
+		}))
 		limit := []string{`budget="` + budgetName + `"`, `limit="daily"`, `currency="USD"`}
 		shows := func(used, reserved float64) {
 			GinkgoHelper()
