@@ -152,9 +152,10 @@ var _ = Describe("Retry budgets", func() {
 	})
 
 	It("100 calls while the upstream is down keep to the ratio, and are paid without a restart when it is back", func(ctx SpecContext) {
-		const calls, percent, least = 100, 20, 10
+		const calls, percent, least, inFlight = 100, 20, 10, 25
 		up := newAbsent()
-		w := newWorld(ctx, retrying(20, least), up.upstream)
+		w := newWorld(ctx, retrying(20, least), up.upstream, limited(slots(inFlight, calls, 30*time.Second)), limitOf("daily", "1025", time.Hour))
+		w.spendIs(ctx, "daily", "0", "0")
 		began := time.Now()
 		ended := make(chan error, calls)
 		var refused atomic.Int64
@@ -191,7 +192,31 @@ var _ = Describe("Retry budgets", func() {
 		for n := range calls {
 			Expect(w.charged(ctx, fmt.Sprint(n))).To(Equal(1))
 		}
-	})
+		// What was tried in vain has left nothing behind: the limit counts what was paid, to the
+		// last cent of it, and all slots are free.
+		w.spendIs(ctx, "daily", "1000", "0")
+		var last []<-chan reply
+		for n := range inFlight + 1 {
+			last = append(last, w.start(ctx, call{id: fmt.Sprint("last", n), body: w.order(fmt.Sprint("last", n), "1"), fault: "hold"}))
+			if n < inFlight {
+				w.underWay(ctx, n+1)
+			}
+		}
+		over := 0
+		w.spendIs(ctx, "daily", "1000", "25")
+		w.letGo(ctx)
+		for _, answer := range last {
+			got := <-answer
+			Expect(got.err).NotTo(HaveOccurred())
+			if got.status == http.StatusForbidden && got.problem().Reason == "spend_exceeded" {
+				over++
+				continue
+			}
+			Expect(got.status).To(Equal(http.StatusCreated), got.String())
+		}
+		Expect(over).To(Equal(1))
+		w.spendIs(ctx, "daily", "1025", "0")
+	}, NodeTimeout(4*time.Minute))
 
 	It("a rule that cannot be used keeps the tool from being accepted, and says where it is wrong", func(ctx SpecContext) {
 		w := newWorld(ctx)
