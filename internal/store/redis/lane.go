@@ -44,12 +44,15 @@ type step struct {
 	id, epoch string
 	args      []string
 	size      int
-	outcome   chan outcome
+
+	// What is told, and that it is.
+	outcome outcome
+	done    chan struct{}
 
 	// Of the lane, under its lock: the ticket that it travels under, and whether its
-	// caller has left.
-	ticket uint64
-	left   bool
+	// caller has left, or is told the outcome.
+	ticket     uint64
+	left, told bool
 }
 
 // outcome is what the server says of a step: at what time, and the parts of the script's
@@ -66,7 +69,8 @@ type lane struct {
 	link   *link
 	doing  string
 	script *valkey.Lua
-	// keys come before those of the steps; parts are what is answered of each.
+	// keys come before those of the steps; parts are what is answered of each: of a Get
+	// its record and its body, which are its keys, too.
 	keys  []string
 	parts int
 
@@ -87,14 +91,11 @@ func newLane(s *Store, l *link, doing string, script *valkey.Lua, keys ...string
 	return n
 }
 
-// timers are used again: each step needs one, and hardly any comes to its end.
-var timers = sync.Pool{New: func() any {
-	t := time.NewTimer(time.Hour)
-	t.Stop()
-	return t
-}}
+// dones are used again.
+var dones = sync.Pool{New: func() any { return make(chan struct{}, 1) }}
 
-// ask asks for a step, and waits no longer than the caller and the timeout allow.
+// ask asks for a step, and waits no longer than the caller allows. The timeout is that of the
+// question which the step goes with, and patience bounds how long it waits for that.
 func (n *lane) ask(ctx context.Context, doing string, st *step) (outcome, error) {
 	if err := n.s.refused(ctx); err != nil {
 		return outcome{}, n.s.unavailable(doing, err)
@@ -102,13 +103,7 @@ func (n *lane) ask(ctx context.Context, doing string, st *step) (outcome, error)
 	for _, a := range st.args {
 		st.size += len(a)
 	}
-	st.outcome = make(chan outcome, 1)
-	timer := timers.Get().(*time.Timer)
-	timer.Reset(n.s.opts.Timeout)
-	defer func() {
-		timer.Stop()
-		timers.Put(timer)
-	}()
+	st.done = dones.Get().(chan struct{})
 	n.mu.Lock()
 	n.waiting = append(n.waiting, st)
 	first := n.under == 0
@@ -119,49 +114,52 @@ func (n *lane) ask(ctx context.Context, doing string, st *step) (outcome, error)
 	if first {
 		go n.carry()
 	}
-	var why error
-	select {
-	case o := <-st.outcome:
-		return o, o.err
-	case <-ctx.Done():
-		why = context.Cause(ctx)
-	case <-timer.C:
-		why = errSilent
+	if gone := ctx.Done(); gone == nil {
+		<-st.done
+	} else {
+		select {
+		case <-st.done:
+		case <-gone:
+			if n.leave(st) {
+				return outcome{}, n.s.explain(doing, context.Cause(ctx))
+			}
+			<-st.done
+		}
 	}
-	n.leave(st)
-	select {
-	case o := <-st.outcome:
-		return o, o.err
-	default:
-		return outcome{}, n.s.explain(doing, why)
-	}
+	dones.Put(st.done)
+	return st.outcome, st.outcome.err
 }
 
-// leave takes a step out, or sees to it that it comes too late if it comes from now on.
-func (n *lane) leave(st *step) {
+// leave takes a step out, or sees to it that it comes too late if it comes from now on. It
+// does neither if the step is just told its outcome.
+func (n *lane) leave(st *step) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if st.told {
+		return false
+	}
 	st.left = true
 	if i := slices.Index(n.waiting, st); i >= 0 {
 		n.waiting = slices.Delete(n.waiting, i, i+1)
 	}
-	if st.ticket > 0 && len(st.outcome) == 0 {
+	if st.ticket > 0 {
 		raise(&n.s.processes.void, st.ticket)
 	}
+	return true
 }
 
-// hurry sends what has waited long enough.
+// hurry sends all that waits.
 func (n *lane) hurry() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	switch {
-	case n.under == 0:
-	case len(n.waiting) > 0:
+	if n.under == 0 {
+		return
+	}
+	for i := 0; i < len(n.waiting); i += mostTogether {
 		n.under++
 		go n.carry()
-	default:
-		n.impatient.Reset(patience)
 	}
+	n.impatient.Reset(patience)
 }
 
 // carry asks for what waits, and then for what has come meanwhile.
@@ -229,14 +227,17 @@ func (n *lane) deliver(steps []*step) {
 			return nil, nil
 		}
 		question, ticket := draw()
-		keys = append(make([]string, 0, len(n.keys)+2*len(steps)), n.keys...)
+		keys = append(make([]string, 0, len(n.keys)+n.parts*len(steps)), n.keys...)
 		args = append(make([]string, 0, ownArgs+1+len(steps)*len(steps[0].args)), n.s.prefix, question)
 		if epoch != "" {
 			args = append(args, epoch)
 		}
 		for _, st := range steps {
 			st.ticket = ticket
-			keys = append(keys, n.s.key("r"+st.id), n.s.key("b"+st.id))
+			keys = append(keys, n.s.key("r"+st.id))
+			if n.parts > 1 {
+				keys = append(keys, n.s.key("b"+st.id))
+			}
 			args = append(args, st.args...)
 		}
 		return keys, args
@@ -245,11 +246,17 @@ func (n *lane) deliver(steps []*step) {
 	if err == nil && len(steps) > 0 {
 		o, a = n.head(a, epoch, len(steps))
 	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	for i, st := range steps {
+		if st.left {
+			continue
+		}
 		if o.err == nil {
 			o.parts = a[i*n.parts : (i+1)*n.parts]
 		}
-		st.outcome <- o
+		st.outcome, st.told = o, true
+		st.done <- struct{}{}
 	}
 }
 

@@ -138,7 +138,7 @@ func arguments(id string, w store.Write, probes []store.Probe, covered uint64) (
 	}
 	const numbers = 4*6 + 2 + 4*4
 	var b strings.Builder // whose text is not copied
-	b.Grow(numbers + len(marks.marks) + (len(texts.all)+len(probes))*hashSize + len(probes) + len(which) + len(marks.alone))
+	b.Grow(numbers + (len(texts.all)+len(probes))*hashSize + len(probes) + len(which) + len(marks.alone) + len(marks.marks))
 	var scratch [numbers]byte
 	n := scratch[:0]
 	for _, number := range []int64{int64(min(w.Expected, mostVersions)), due, marks.end, int64(covered)} {
@@ -149,7 +149,6 @@ func arguments(id string, w store.Write, probes []store.Probe, covered uint64) (
 		n = binary.BigEndian.AppendUint32(n, uint32(number))
 	}
 	b.Write(n)
-	b.Write(marks.marks)
 	for i := range texts.all {
 		b.Write(texts.all[i][:])
 	}
@@ -169,9 +168,11 @@ func arguments(id string, w store.Write, probes []store.Probe, covered uint64) (
 	}
 	b.Write(which)
 	b.Write(marks.alone)
-	all, packed := b.String(), numbers+len(marks.marks)
-	args := make([]string, 0, 7+3*len(w.Meters))
-	args = append(args, w.Nonce, w.Key, all[:numbers], header, body, all[numbers:packed], all[packed:])
+	packed := b.Len()
+	b.Write(marks.marks)
+	all := b.String()
+	args := make([]string, 0, 6+3*len(w.Meters))
+	args = append(args, w.Nonce, w.Key, header, body, all[packed:], all[:packed])
 	for _, m := range w.Meters {
 		amount, err := canonical(m.Amount)
 		if err != nil {

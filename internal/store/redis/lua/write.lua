@@ -1,27 +1,28 @@
 -- Reserve and Update: some steps, one after the other. Each is all or nothing, and what
 -- goes wrong with one is nothing to the others. An Update has no probes.
 --
--- KEYS: meta, due, held, sums, marks; then of each step: record, body.
--- ARGV: prefix, process, epoch; then of each step: nonce; the record's key; numbers, packed:
--- the expected version, due, the common end of the marks, the highest stamp passed over,
--- what becomes of the marks (0: they are removed with the record, 1: kept, 2: replaced),
--- flags, how many probes, strings with marks that no probe asks for, strings with marks and
--- meters there are; header, body, marks; in one argument, because every one takes its time:
--- the hashes of the strings of the probes and of those with marks that no probe asks for; of
--- each probe the hash of the excepted tag or zeros; of each 1 if its hits come first; of each
--- string with marks which one of the former it is, and then, after its length, its value if
--- nobody else has marks of it; then of each meter: hash, amount, limit or ''.
+-- KEYS: meta, due, held, sums, marks; then of each step its record.
+-- ARGV: prefix, process, epoch; then of each step: nonce; the record's key; header, body,
+-- marks; in one argument, because every one takes its time, packed: the expected version, due,
+-- the common end of the marks, the highest stamp passed over, what becomes of the marks (0:
+-- they are removed with the record, 1: kept, 2: replaced), flags, how many probes, strings
+-- with marks that no probe asks for, strings with marks and meters there are; the hashes of
+-- the strings of the probes and of those with marks that no probe asks for; of each probe the
+-- hash of the excepted tag or zeros; of each 1 if its hits come first; of each string with
+-- marks which one of the former it is, and then, after its length, its value if nobody else
+-- has marks of it; then, in arguments again, of each meter: hash, amount, limit or ''.
 -- → the count, the time, and then of each step: its version if it was written, 0 for none;
 -- an error; 'mismatch', record, body; 'blocked', watermark, and what search returned; 'full',
 -- index; 'watermark', the sequence. Or the count, 'epoch', the store's.
 local REMOVE, KEEP = 0, 1
 local NOTAG = '\0\0\0\0\0\0\0\0\0\0\0\0'
--- A step has STEP arguments, and three for each meter; how many meters there are is said
--- where its numbers have COUNTED. A record's value has three bytes for the length of its
--- marks and its meter entries.
-local STEP, COUNTED, MOSTBYTES = 7, 39, 16777216
+-- A step has STEP arguments, and three for each meter. How many meters there are is said at
+-- COUNTED of what is packed, where the NUMBERS end. A record's value has three bytes for the
+-- length of its marks and its meter entries.
+local STEP, COUNTED, NUMBERS, MOSTBYTES = 6, 39, 42, 16777216
 -- A number that is given to a command takes much less time as it is written so.
 local format = string.format
+local find = string.find
 
 -- split takes n values, each packed so, out of a string.
 local function split(as, n, packed, at)
@@ -58,8 +59,9 @@ local function fetch(of, first, last)
 end
 
 -- What the steps before have found out: that the user may use all commands that write a
--- record, and all that write one anew. And whether any of them has written.
-local mayWrite, mayReplace, wrote = false, false, false
+-- record, and all that write one anew; and which sorted sets are such. And whether any of
+-- them has written.
+local mayWrite, mayReplace, sorted, wrote = false, false, {}, false
 
 -- allowed finds out whether the user may write this record.
 local function allowed(record, id, anew)
@@ -72,10 +74,10 @@ local function allowed(record, id, anew)
   mayWrite, mayReplace = true, mayReplace or anew
 end
 
--- step is one of them: where its arguments begin, and its keys.
-local function step(first, record, body)
-  local nonce, key, packed = ARGV[first], ARGV[first + 1], ARGV[first + 6]
-  local expected, due, ends, covered, mode, flags, probes, fresh, n, meters = unpackFrom('>I6I6I6I6BBI4I4I4I4', ARGV[first + 2])
+-- step is one of them: where its arguments begin, and its record.
+local function step(first, record)
+  local nonce, key, marks, packed = ARGV[first], ARGV[first + 1], ARGV[first + 4], ARGV[first + 5]
+  local expected, due, ends, covered, mode, flags, probes, fresh, n, meters = unpackFrom('>I6I6I6I6BBI4I4I4I4', packed)
 
   if covered > sequence then
     return {'watermark', sequence}
@@ -87,18 +89,20 @@ local function step(first, record, body)
 
   -- The record as it is, and its version; zeros if there is none.
   local value = call('GET', record)
-  local version, wasDue, oldFlags, stamp, oldEnds, oldMarks, many, kept = 0, 0, 0, 0, 0, '', '', ''
+  local version, wasDue, oldFlags, stamp, oldEnds, many, kept = 0, 0, 0, 0, 0, '', ''
+  -- Where its marks begin and end. What only has to be compared is not cut out of the value.
+  local marksAt, marksTo = 1, 0
   if value then
     if byte(value, 1) ~= RECORD then
       refuse('HOLDFASTFORMAT', 'of a record: ' .. tostring(byte(value, 1)))
     end
-    local _, nonces, keys, marks, manys, entries, at
-    version, _, wasDue, oldFlags, stamp, oldEnds, nonces, keys, marks, manys, entries, at = unpackFrom(LAYOUT, value, 2)
+    local _, nonces, keys, size, manys, entries, at
+    version, _, wasDue, oldFlags, stamp, oldEnds, nonces, keys, size, manys, entries, at = unpackFrom(LAYOUT, value, 2)
     local keyAt = at + nonces
-    local marksAt = keyAt + keys
-    local manyAt = marksAt + marks
-    local entriesAt = manyAt + manys
-    if sub(value, keyAt, marksAt - 1) ~= key then
+    marksAt = keyAt + keys
+    marksTo = marksAt + size - 1
+    local entriesAt = marksTo + 1 + manys
+    if keys ~= #key or find(value, key, keyAt, true) ~= keyAt then
       damaged('two keys have one hash')
     end
     if version > sequence or stamp > version then
@@ -107,26 +111,25 @@ local function step(first, record, body)
     if sub(value, at, keyAt - 1) == nonce then
       return version
     end
-    oldMarks, many = sub(value, marksAt, manyAt - 1), sub(value, manyAt, entriesAt - 1)
-    kept = sub(value, entriesAt, entriesAt + entries - 1)
+    many, kept = sub(value, marksTo + 1, entriesAt - 1), sub(value, entriesAt, entriesAt + entries - 1)
   end
   if version ~= expected then
-    return {'mismatch', value, value and call('GET', body)}
+    return {'mismatch', value, value and call('GET', P .. 'b' .. id)}
   end
 
   -- What becomes of the marks. The end of one lies in its record, so that for the same marks
   -- again nothing changes but the rank and the end of those that lie in sorted sets.
-  local marks = ARGV[first + 5]
   if mode == KEEP then
-    marks, ends = oldMarks, oldEnds
+    marks, ends = value and sub(value, marksAt, marksTo) or '', oldEnds
     if oldFlags >= OWNENDS then
       flags = flags + OWNENDS
     end
   end
-  local known = marks == oldMarks and flags < OWNENDS
+  local known = flags < OWNENDS and marksTo - marksAt + 1 == #marks
+    and (mode == KEEP or marks == '' or find(value, marks, marksAt, true) == marksAt)
   -- Where what is packed begins, less one: the tags that probes except, which hits come first,
   -- and which strings have marks.
-  local exceptAt = (probes + fresh) * HASH
+  local exceptAt = NUMBERS + (probes + fresh) * HASH
   local firstAt = exceptAt + probes * HASH
   local whichAt = firstAt + probes
   local aloneAt = whichAt + 3 * n
@@ -137,7 +140,7 @@ local function step(first, record, body)
   -- The strings that are probed for, and then the others with marks, and their values.
   local asked, values = {}, {}
   if probes + fresh > 0 then
-    asked = split('c' .. HASH, probes + fresh, packed, 1)
+    asked = split('c' .. HASH, probes + fresh, packed, NUMBERS + 1)
     values = fetch(asked, 1, probes + fresh)
   end
   -- What marking makes, once it is needed.
@@ -228,7 +231,10 @@ local function step(first, record, body)
   local set, gone, moves = {}, {}, {}
   -- again moves the record in a sorted set, or puts it there.
   local function again(name)
-    call('ZCARD', name)
+    if not sorted[name] then
+      call('ZCARD', name)
+      sorted[name] = true
+    end
     moves[#moves + 1] = {'ZADD', name, format('%d', rank), 'r' .. id, format('%d', ends == 0 and NEVER or ends - BELOW), 'e' .. id}
   end
   if known then
@@ -251,7 +257,8 @@ local function step(first, record, body)
     end
   end
   local strings, alone, had = n, nil, {}
-  if oldMarks ~= '' and not known then
+  if marksAt <= marksTo and not known then
+    local oldMarks = sub(value, marksAt, marksTo)
     -- Marks that it had: strings of which it has none now come after the others.
     m, alone = m or marking(), split('>I4c0', n, packed, aloneAt + 1)
     local at = {}
@@ -366,18 +373,18 @@ local function step(first, record, body)
   end
 
   if mode == REMOVE then
-    call('DEL', record, body)
+    call('DEL', record, P .. 'b' .. id)
     return 0
   end
   if mode ~= KEEP or not value then
     stamp = newVersion
   end
   call('SET', record, string.char(RECORD) .. pack(LAYOUT, newVersion, micros, due, flags, stamp, ends,
-    #nonce, #key, #marks, #many, #kept) .. nonce .. key .. marks .. many .. kept .. ARGV[first + 3])
-  if ARGV[first + 4] ~= '' then
-    call('SET', body, ARGV[first + 4])
+    #nonce, #key, #marks, #many, #kept) .. nonce .. key .. marks .. many .. kept .. ARGV[first + 2])
+  if ARGV[first + 3] ~= '' then
+    call('SET', P .. 'b' .. id, ARGV[first + 3])
   elseif value then
-    call('DEL', body)
+    call('DEL', P .. 'b' .. id)
   end
   return newVersion
 end
@@ -386,10 +393,10 @@ if epoch ~= ARGV[3] then
   return {count, 'epoch', epoch}
 end
 local answer, first = {count, micros}, 4
-for i = 6, #KEYS, 2 do
-  local ok, result = pcall(step, first, KEYS[i], KEYS[i + 1])
+for i = 6, #KEYS do
+  local ok, result = pcall(step, first, KEYS[i])
   answer[#answer + 1] = ok and result or {err = type(result) == 'table' and result.err or tostring(result)}
-  first = first + STEP + 3 * unpackFrom('>I4', ARGV[first + 2], COUNTED)
+  first = first + STEP + 3 * unpackFrom('>I4', ARGV[first + 5], COUNTED)
 end
 if wrote then
   call('HSET', KEYS[1], 'sequence', format('%d', sequence), NAME, entry(count))
