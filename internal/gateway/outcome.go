@@ -97,7 +97,12 @@ func reference(a *answer) string {
 		return ""
 	}
 	var id string
-	if json.Unmarshal(member(a.body, "id"), &id) != nil || len(id) > 128 {
+	if value := bytes.TrimSpace(member(a.body, "id")); len(value) > 1 && value[0] == '"' && bytes.IndexByte(value, '\\') < 0 {
+		id = string(value[1 : len(value)-1]) // as nearly all are
+	} else if json.Unmarshal(value, &id) != nil {
+		return ""
+	}
+	if len(id) > 128 {
 		return ""
 	}
 	for i := range len(id) {

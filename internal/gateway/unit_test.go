@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/url"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"testing/iotest"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/holdfast-dev/holdfast/internal/access"
@@ -73,6 +75,8 @@ func TestResultKeepsTheStart(t *testing.T) {
 func TestReference(t *testing.T) {
 	for body, want := range map[string]string{
 		`{"id":"ch_1"}`: "ch_1", `{"id":7}`: "", `{"id":""}`: "", `{"id":"a b"}`: "", `[1]`: "", `{}`: "", `x`: "", `{"id":"é"}`: "",
+		`{"id":"c\u0068_1"}`: "ch_1", `{"id":"a\u0020b"}`: "", `{"id": "ch_1" }`: "ch_1", `{"id":null}`: "",
+		`{"id":"` + strings.Repeat("x", 129) + `"}`: "", `{"id":"` + strings.Repeat("x", 128) + `"}`: strings.Repeat("x", 128),
 	} {
 		a := &answer{header: http.Header{"Content-Type": {"application/json; charset=utf-8"}}, body: []byte(body)}
 		if got := reference(a); got != want {
@@ -360,6 +364,45 @@ func TestHeadValues(t *testing.T) {
 	} {
 		if got := headValues([]byte(head), "Connection"); !slices.Equal(got, want) {
 			t.Errorf("%q: %q, want %q", head, got, want)
+		}
+	}
+}
+
+// left is a deadline that is so far away.
+type left time.Duration
+
+func (l left) InTime() bool        { return l > 0 }
+func (l left) Left() time.Duration { return time.Duration(l) }
+
+// The kernel gives up before the time of the attempt is over, and not much before, whatever
+// it was told for the attempt before on the same connection.
+func TestKernelGivesUpInTime(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	conn, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := newFence(conn.(*net.TCPConn), left(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.Close() })
+	for _, ms := range []int64{10_000, 9_990, 10_010, 9_400, 9_300, 9_000, 20_000, 500, 499, 1, 2, 5_000, 4_688, 4_687, 4_600} {
+		f.again(left(time.Duration(ms) * time.Millisecond))
+		if err := f.begin(); err != nil {
+			t.Fatal(err)
+		}
+		var is int
+		ctl := f.raw.Control(func(fd uintptr) { is, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT) })
+		if ctl != nil || err != nil {
+			t.Fatal(ctl, err)
+		}
+		if got := int64(is); got < 1 || got > ms || got < ms-ms/8 {
+			t.Errorf("with %d ms left the kernel gives up after %d ms", ms, got)
 		}
 	}
 }
