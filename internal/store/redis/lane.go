@@ -130,8 +130,8 @@ func (n *lane) ask(ctx context.Context, doing string, st *step) (outcome, error)
 	return st.outcome, st.outcome.err
 }
 
-// leave takes a step out, or sees to it that it comes too late if it comes from now on. It
-// does neither if the step is just told its outcome.
+// leave sees to it that a step is not asked for, or comes too late if it comes from now on.
+// It does neither if the step is just told its outcome.
 func (n *lane) leave(st *step) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -139,9 +139,6 @@ func (n *lane) leave(st *step) bool {
 		return false
 	}
 	st.left = true
-	if i := slices.Index(n.waiting, st); i >= 0 {
-		n.waiting = slices.Delete(n.waiting, i, i+1)
-	}
 	if st.ticket > 0 {
 		raise(&n.s.processes.void, st.ticket)
 	}
@@ -168,12 +165,12 @@ func (n *lane) carry() {
 		// Whoever could come at this moment comes first: on an idle machine that is nobody.
 		runtime.Gosched()
 		n.mu.Lock()
-		if len(n.waiting) == 0 {
+		steps := n.take()
+		if len(steps) == 0 {
 			n.end()
 			n.mu.Unlock()
 			return
 		}
-		steps := n.take()
 		n.impatient.Reset(patience)
 		n.mu.Unlock()
 		n.deliver(steps)
@@ -195,18 +192,21 @@ func (n *lane) end() {
 	}
 }
 
-// take takes as many of those that wait as may go together: of one epoch, because the store
-// has one. The lock is held.
-func (n *lane) take() []*step {
+// take takes as many of those that wait as may go together, but for those whose callers have
+// left: they are of one epoch, because the store has one. The lock is held.
+func (n *lane) take() (steps []*step) {
 	size, k := 0, 0
-	for k < min(len(n.waiting), mostTogether) {
+	for ; k < len(n.waiting) && len(steps) < mostTogether; k++ {
 		st := n.waiting[k]
-		if size += st.size; k > 0 && (size > mostBytes || st.epoch != n.waiting[0].epoch) {
+		if st.left {
+			continue
+		}
+		if len(steps) > 0 && (size+st.size > mostBytes || st.epoch != steps[0].epoch) {
 			break
 		}
-		k++
+		size += st.size
+		steps = append(steps, st)
 	}
-	steps := slices.Clone(n.waiting[:k])
 	n.waiting = slices.Delete(n.waiting, 0, k)
 	return steps
 }
