@@ -96,6 +96,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.PostgresDeploymentApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("PostgresStore"):
 		return &apiv1alpha1.PostgresStoreApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("ProviderDeduplication"):
+		return &apiv1alpha1.ProviderDeduplicationApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ProviderKey"):
 		return &apiv1alpha1.ProviderKeyApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("QueueSpec"):

@@ -1,4 +1,4 @@
-// What an AgentTool says of unknown outcomes: whether a person decides, or the provider is asked.
+// What an AgentTool says of unknown outcomes: whether a person decides, the provider is asked, or the same request is sent again.
 
 package v1alpha1
 
@@ -6,7 +6,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 // UnknownOutcome says who decides about an attempt whose outcome is unknown.
 //
-// +kubebuilder:validation:Enum=Hold;StatusCheck
+// +kubebuilder:validation:Enum=Hold;StatusCheck;Resume
 type UnknownOutcome string
 
 const (
@@ -14,6 +14,8 @@ const (
 	UnknownHold UnknownOutcome = "Hold"
 	// UnknownStatusCheck asks the provider first.
 	UnknownStatusCheck UnknownOutcome = "StatusCheck"
+	// UnknownResume sends the same request again under the same key of a provider that deduplicates.
+	UnknownResume UnknownOutcome = "Resume"
 )
 
 // CheckFinality says when a payment is final.
@@ -27,6 +29,21 @@ const (
 	// FinalityUnbounded: it may take longer.
 	FinalityUnbounded CheckFinality = "Unbounded"
 )
+
+// ProviderDeduplication says that the provider moves money once for a key, however often it comes, also at the same moment and while a payment is
+// only accepted, and for how long. It is the provider's promise: a tool whose provider does not keep it pays twice.
+type ProviderDeduplication struct {
+	// window is how long the provider knows a key, at the least, counted from the first request with it. As the provider's documentation has it:
+	// Stripe removes keys once they are at least 24 hours old (https://docs.stripe.com/api/idempotent_requests); the IETF draft
+	// draft-ietf-httpapi-idempotency-key-header has every resource publish its own expiry. Where it is counted from the first answer, or in days,
+	// say less. Between 10s and 720h.
+	// +required
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:Pattern=`^([0-9]{1,5}(\.[0-9]{1,3})?(h|m|s)|[0-9]{1,6}ms){1,4}$`
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('10s') && duration(self) <= duration('720h')",message="window must be between 10s and 720h"
+	Window metav1.Duration `json:"window"`
+}
 
 // CheckExpression is a CEL expression over the variable intent: key (the provider's key that was sent), providerReference, id, scope
 // (a list of paths), lineage, amount (value and currency) and recipient.

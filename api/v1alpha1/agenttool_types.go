@@ -334,6 +334,11 @@ type IdempotencySpec struct {
 	// +required
 	Key ProviderKey `json:"key,omitzero"`
 
+	// providerDeduplicates says that the provider moves money once for a key, and for how long. Only with unknownOutcome Resume, which needs it;
+	// when absent, the provider counts as one that does not deduplicate.
+	// +optional
+	ProviderDeduplicates *ProviderDeduplication `json:"providerDeduplicates,omitempty"`
+
 	// inFlight says what a call gets while another one of its intent is in flight. When absent, each of its fields has its effective value.
 	// +optional
 	InFlight *InFlightSpec `json:"inFlight,omitempty"`
@@ -449,7 +454,9 @@ type RateLimitSpec struct {
 // +kubebuilder:validation:XValidation:rule="self.effect != 'Mutating' || !has(self.cache)",message="cache is for ReadOnly tools: the answers of a Mutating tool are kept by its intents"
 // +kubebuilder:validation:XValidation:rule="self.effect != 'ReadOnly' || !(has(self.concurrency) || has(self.rateLimit))",message="the limits of concurrency and rateLimit are kept in the budget's store, and a ReadOnly tool has none: remove them"
 // +kubebuilder:validation:XValidation:rule="self.effect != 'ReadOnly' || !(has(self.intentBudgetRef) || has(self.identity) || has(self.idempotency) || has(self.outcomes) || has(self.retryBudget) || has(self.unknownOutcome) || has(self.statusCheck))",message="a ReadOnly tool has no intents: remove intentBudgetRef, identity, idempotency, outcomes, retryBudget, unknownOutcome and statusCheck"
-// +kubebuilder:validation:XValidation:rule="(has(self.unknownOutcome) && self.unknownOutcome == 'StatusCheck') == has(self.statusCheck)",message="statusCheck and unknownOutcome StatusCheck come together"
+// +kubebuilder:validation:XValidation:rule="has(self.statusCheck) ? has(self.unknownOutcome) && self.unknownOutcome in ['StatusCheck', 'Resume'] : !has(self.unknownOutcome) || self.unknownOutcome != 'StatusCheck'",message="statusCheck and unknownOutcome StatusCheck come together; with Resume a statusCheck is optional"
+// +kubebuilder:validation:XValidation:rule="(has(self.unknownOutcome) && self.unknownOutcome == 'Resume') == (has(self.idempotency) && has(self.idempotency.providerDeduplicates))",message="unknownOutcome Resume and idempotency.providerDeduplicates come together: only a provider that deduplicates may be sent the same again"
+// +kubebuilder:validation:XValidation:rule="!has(self.unknownOutcome) || self.unknownOutcome != 'Resume' || !has(self.idempotency) || !has(self.idempotency.key.none)",message="unknownOutcome Resume needs a key by which the provider deduplicates: idempotency.key must not be none"
 // +kubebuilder:validation:XValidation:rule="self.effect != 'ReadOnly' || !has(self.upstream.http) || !has(self.upstream.http.settleAfter)",message="a ReadOnly tool moves nothing that could settle: remove upstream.http.settleAfter"
 // +kubebuilder:validation:XValidation:rule="!has(self.idempotency) || !has(self.idempotency.key.header) || !has(self.upstream.http) || !has(self.upstream.http.requestHeaders) || !(self.idempotency.key.header.lowerAscii() in self.upstream.http.requestHeaders)",message="the header of idempotency.key is written by the gateway: remove it from upstream.http.requestHeaders"
 // +kubebuilder:validation:XValidation:rule="!has(self.upstream.http) || !has(self.upstream.http.credentialsFrom) || !has(self.upstream.http.requestHeaders) || !(self.upstream.http.credentialsFrom.header.lowerAscii() in self.upstream.http.requestHeaders)",message="the header of credentialsFrom is written by the gateway: remove it from upstream.http.requestHeaders"
@@ -509,12 +516,14 @@ type AgentToolSpec struct {
 	// +optional
 	RateLimit *RateLimitSpec `json:"rateLimit,omitempty"`
 
-	// unknownOutcome says who decides about an attempt whose outcome is unknown: Hold, a person; or StatusCheck, the provider is asked first,
-	// as statusCheck says. Effective value when absent: Hold. Only for a Mutating tool.
+	// unknownOutcome says who decides about an attempt whose outcome is unknown: Hold, a person; StatusCheck, the provider is asked first,
+	// as statusCheck says; Resume, the same request is sent again first, under the same key, while the provider surely knows it
+	// (idempotency.providerDeduplicates) and the retry budget has attempts left. The request is kept encrypted until then; one of more than 64 KiB
+	// is not, and a person decides about it. Effective value when absent: Hold. Only for a Mutating tool.
 	// +optional
 	UnknownOutcome UnknownOutcome `json:"unknownOutcome,omitempty"`
 
-	// statusCheck says how the provider is asked. Only with unknownOutcome StatusCheck.
+	// statusCheck says how the provider is asked. With unknownOutcome StatusCheck; with Resume it is optional, and asked once nothing is sent again.
 	// +optional
 	StatusCheck *StatusCheck `json:"statusCheck,omitempty"`
 }

@@ -258,6 +258,7 @@ func addGateway(mgr ctrl.Manager, cfg *rest.Config, f flags, op *controller.Oper
 		Policies:    func() gateway.Policies { return op.Served() },
 		Engines:     op.Engines,
 		Credentials: op.Credentials,
+		RequestKeys: op.RequestKeys,
 		Consent:     op.Consent,
 		Addresses:   addresses,
 		Log:         ctrl.Log.WithName("gateway"),

@@ -35,6 +35,7 @@ const (
 	reasonNotServed       = "NotServed"
 	reasonWaitsForGateway = "WaitingForGateways"
 	reasonReady           = "Ready"
+	reasonRequestKeys     = "RequestKeysMissing"
 )
 
 // pendingMessage is why a tool is refused that could not be looked at to the end.
@@ -46,6 +47,8 @@ type ToolReconciler struct {
 	Memory   *Memory
 	Policies *policy.Current
 	Gateways *Gateways
+	// RequestKeys seal what is kept of tools with unknownOutcome Resume.
+	RequestKeys *RequestKeys
 	// Leading says whether this process writes the status; the others only serve.
 	Leading func() bool
 	// Programmed is told when the policy has changed; nil: nobody is.
@@ -158,6 +161,15 @@ func (r *ToolReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 				return result, err
 			}
 		}
+		if now := r.runs(req.NamespacedName).compiled; reason == "" && now != nil && now.Resume != nil {
+			// Without keys its calls are refused.
+			if _, err := r.RequestKeys.Reread(ctx); errors.Is(err, errRequestKeys) {
+				reason = reasonRequestKeys
+				message = fmt.Sprintf("A tool with unknownOutcome Resume is refused while its requests cannot be kept encrypted: %v.", err)
+			} else if err != nil {
+				return result, err
+			}
+		}
 		if programmed {
 			set.set(v1alpha1.ConditionProgrammed, metav1.ConditionTrue, reasonProgrammed, "Every gateway serves this generation.")
 		} else {
@@ -173,6 +185,9 @@ func (r *ToolReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 		}
 		// A gateway that stops tells nobody.
 		result.RequeueAfter = leaseDuration
+		if reason == reasonRequestKeys {
+			result.RequeueAfter = keysRetry
+		}
 	}
 	next.Conditions = set.list
 	was := obj.Status

@@ -61,6 +61,8 @@ type Operator struct {
 	Engines     *guard.Engines
 	Policies    *policy.Current
 	Credentials Credentials
+	// RequestKeys seal the requests that are kept.
+	RequestKeys *RequestKeys
 	Consent     Consent
 	Places      *Places
 	// Metrics are of all that this process does. Whoever serves them registers them.
@@ -117,7 +119,7 @@ func Setup(mgr ctrl.Manager, live client.Client, o Options) (*Operator, error) {
 
 	op := &Operator{
 		Engines: engines, Policies: &policy.Current{},
-		Credentials: credentials, Consent: Consent{Live: live}, Places: places,
+		Credentials: credentials, RequestKeys: NewRequestKeys(o.Namespace, live), Consent: Consent{Live: live}, Places: places,
 		client: cached,
 	}
 	op.Metrics = metrics.New(metrics.Options{Tools: op.toolNames})
@@ -145,7 +147,7 @@ func Setup(mgr ctrl.Manager, live client.Client, o Options) (*Operator, error) {
 	if o.Controllers {
 		op.stores.Deployer = NewDeployer(cached, live, o.Namespace, dial)
 	}
-	op.tools = &ToolReconciler{Client: cached, Memory: memory, Policies: op.Policies, Gateways: gateways, Leading: leads}
+	op.tools = &ToolReconciler{Client: cached, Memory: memory, Policies: op.Policies, Gateways: gateways, RequestKeys: op.RequestKeys, Leading: leads}
 	op.beginning = op.newBeginning()
 	reconcilers := []interface{ SetupWithManager(ctrl.Manager) error }{op.stores, op.tools}
 	runnables := []manager.Runnable{worklist}
@@ -159,7 +161,7 @@ func Setup(mgr ctrl.Manager, live client.Client, o Options) (*Operator, error) {
 			Client: cached, Live: live, Engines: engines, Served: op.Served, Events: recorder, Look: worklist.lookIntents,
 		}
 		reconcilers = append(reconcilers, op.budgets, op.holds, op.intents)
-		runnables = append(runnables, gateways, &Collector{
+		runnables = append(runnables, gateways, op.RequestKeys, &Collector{
 			Client: cached, Live: live, Engines: engines, Leading: leads, After: cmp.Or(o.CollectAfter, collectAfter),
 		})
 	}

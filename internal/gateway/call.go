@@ -22,6 +22,7 @@ import (
 	"github.com/holdfast-dev/holdfast/internal/access"
 	"github.com/holdfast-dev/holdfast/internal/guard"
 	"github.com/holdfast-dev/holdfast/internal/intent"
+	"github.com/holdfast-dev/holdfast/internal/keyring"
 	"github.com/holdfast-dev/holdfast/internal/policy"
 	"github.com/holdfast-dev/holdfast/internal/store"
 )
@@ -59,6 +60,8 @@ type call struct {
 	r *http.Request
 	route
 	caller access.Caller
+	// ring seals the request, where the tool has it kept.
+	ring *keyring.Ring
 	// place is what the call takes of the gateway now; nil: nothing.
 	place *slots
 	// whole: the body was read to its end.
@@ -347,7 +350,11 @@ func (c *call) mutate(tool *policy.Tool, t target, query url.Values) *problem {
 		Recipient: id.Recipient, Fingerprint: id.Fingerprint,
 		IdentityHash: id.IdentityHash, AmountHash: id.AmountHash, RecipientHash: id.RecipientHash,
 	}
-	if p := c.equip(tool, &t); p != nil {
+	p := c.equip(tool, &t)
+	if p == nil && tool.Resume != nil {
+		c.ring, p, c.cause = c.g.requestKeys(c.r.Context(), tool)
+	}
+	if p != nil {
 		// Nothing can be sent, so nothing is reserved. What was paid before is told all the same.
 		if a, err := engine.Poll(c.r.Context(), wanted.Key); err == nil && c.owns(a) {
 			if a.Verdict == guard.Replay && a.Intent.Fingerprint == id.Fingerprint {

@@ -1,5 +1,5 @@
 // This file asks the provider what became of attempts whose outcome is unknown, as their
-// tools say. The guard says when, and what follows from an answer.
+// tools say, and has those sent again that may be (resume.go). The guard says when, and what follows from an answer.
 //
 // A check only reads: a GET to the tool's own upstream, over the connections that calls of
 // ReadOnly tools use, so that addresses are judged, consents asked for and certificates
@@ -39,7 +39,7 @@ const headerAnswerFrom = "Holdfast-Answer-From"
 // fromCheck is its value if a status check has found the payment.
 const fromCheck = "status-check"
 
-// Checker makes the checks of all engines that are served. It is a Runnable of
+// Checker makes the checks of all engines that are served, and sends again what may be. It is a Runnable of
 // controller-runtime's manager.
 type Checker struct {
 	g       *Gateway
@@ -72,18 +72,23 @@ func (c *Checker) Start(ctx context.Context) error {
 	}
 }
 
-// pass begins all checks that are due.
+// pass begins all that is due.
 func (c *Checker) pass(ctx context.Context) {
 	for _, served := range c.engines() {
-		for _, key := range served.Engine.DueChecks() {
-			select {
-			case c.places <- struct{}{}:
-				c.making.Go(func() {
-					defer func() { <-c.places }()
-					c.one(context.WithoutCancel(ctx), served, key)
-				})
-			case <-ctx.Done():
-				return // the next sweep, here or elsewhere, finds what is left
+		for _, due := range []struct {
+			keys []guard.Key
+			do   func(context.Context, guard.Served, guard.Key)
+		}{{served.Engine.DueResumes(), c.resume}, {served.Engine.DueChecks(), c.one}} {
+			for _, key := range due.keys {
+				select {
+				case c.places <- struct{}{}:
+					c.making.Go(func() {
+						defer func() { <-c.places }()
+						due.do(context.WithoutCancel(ctx), served, key)
+					})
+				case <-ctx.Done():
+					return // the next sweep, here or elsewhere, finds what is left
+				}
 			}
 		}
 	}

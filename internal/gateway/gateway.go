@@ -71,6 +71,8 @@ type Options struct {
 	Engines  Engines
 	// Credentials; nil: a tool that needs some is refused.
 	Credentials Credentials
+	// RequestKeys; nil: a tool with unknownOutcome Resume is refused.
+	RequestKeys RequestKeys
 	// Consent; nil: no namespace consents.
 	Consent   Consent
 	Addresses Addresses

@@ -38,6 +38,7 @@ type intentDocument struct {
 	Changed           time.Time           `json:"changed"`
 	Attempts          []guard.AttemptView `json:"attempts"`
 	Checks            *guard.ChecksView   `json:"checks,omitempty"`
+	Resumes           *guard.ResumesView  `json:"resumes,omitempty"`
 	Hold              *holdDocument       `json:"hold,omitempty"`
 	RetryAfter        int                 `json:"retry_after,omitempty"`
 	// Result is the stored answer, once there is one.
@@ -203,7 +204,7 @@ func (c *call) document(a guard.Answer) *intentDocument {
 		IntentID: v.IntentID, Tool: v.Tool, State: v.State, Verdict: a.Verdict, Reason: string(a.Reason),
 		Scope: scopeTexts(v.Scope), Lineage: string(v.Lineage), Amount: v.Amount, Recipient: v.Recipient, Fingerprint: v.Fingerprint,
 		ProviderReference: v.ProviderReference, RefundOwed: v.RefundOwed, Disputed: v.Disputed, SettledAs: v.SettledAs,
-		Created: v.Created, Changed: v.Changed, Attempts: v.Attempts, Checks: v.Checks, RetryAfter: seconds(a.RetryAfter),
+		Created: v.Created, Changed: v.Changed, Attempts: v.Attempts, Checks: v.Checks, Resumes: v.Resumes, RetryAfter: seconds(a.RetryAfter),
 		Result: resultOf(a.Response), Poll: pollPath(v.Namespace, v.Tool, v.IntentID),
 	}
 	if doc.Attempts == nil {

@@ -318,6 +318,9 @@ func holdDetail(a guard.Answer, p *problem, ask string) string {
 
 // beingAsked says that the provider may decide before a person does.
 func beingAsked(v guard.View) string {
+	if v.Resumes != nil && !v.Resumes.Next.IsZero() {
+		return " The gateway sends it again under the same key, by which the provider recognises it: the answer may decide before a person does."
+	}
 	if v.Checks == nil || v.Checks.Next.IsZero() {
 		return ""
 	}

@@ -26,6 +26,9 @@ func (c *call) attempts(engine *guard.Engine, wanted guard.Call, tool *policy.To
 
 // tries is the rest of attempts, which may begin with what the guard has said already.
 func (c *call) tries(engine *guard.Engine, wanted guard.Call, tool *policy.Tool, t target, until time.Time, said *guard.Answer) *problem {
+	if tool.Resume != nil {
+		c.keeps(&wanted, c.ring, tool, &t)
+	}
 	patience := c.beforehand(until)
 	for made := 0; ; {
 		var a guard.Answer

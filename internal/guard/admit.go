@@ -113,6 +113,10 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 		}
 		from := cur
 		next := e.begin(cur, c, p, now)
+		if err := next.keep(&c, start); err != nil {
+			e.giveBack(&pass)
+			return Answer{}, err
+		}
 		// A first call also meets its own never-sent holds.
 		probes, kinds := next.probes(from == nil)
 		w, err := e.write(pending{from: from, to: next, on: onCall, now: now, nonce: next.last().Nonce})
@@ -288,6 +292,15 @@ func (e *Engine) begin(cur *record, c Call, p Policy, now time.Time) *record {
 		Started: now, LeaseEnd: now.Add(lease), Lease: lease, Grace: e.grace(), SettleAfter: p.SettleAfter,
 	})
 	return next
+}
+
+// resumeTicket is the ticket of an attempt that sends what an earlier one has sent.
+func (e *Engine) resumeTicket(r *record, start Reading) *Ticket {
+	t := e.ticket(r, start).Ticket
+	if e.o.mutation == resumeNewKey {
+		t.ProviderKey += " again"
+	}
+	return t
 }
 
 func (e *Engine) ticket(r *record, start Reading) Answer {
@@ -481,7 +494,7 @@ func notBegun(cur, next *record) *record {
 		return base
 	}
 	base := next.clone()
-	base.Attempts = nil
+	base.Attempts, base.Kept, base.NotKept = nil, nil, ""
 	return base
 }
 

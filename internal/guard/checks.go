@@ -179,7 +179,8 @@ func (r *record) checkOnceMore(now time.Time) {
 
 // mayBeChecked says that the record is in a state in which a check can tell something.
 func (r *record) mayBeChecked() bool {
-	if r.Checks == nil || r.Policy.Check == nil {
+	// What may be sent again is asked about only after that.
+	if r.Checks == nil || r.Policy.Check == nil || !r.ResumeAt.IsZero() {
 		return false
 	}
 	return r.State == Pending || r.State == Held && r.Current.has(OutcomeUnknown) || r.closedByHand()
@@ -542,6 +543,8 @@ func (e *Engine) mayFail(r *record, c *Check, now time.Time) bool {
 		// What was forgotten may have been sent under another key, by another upstream or
 		// under another intent ID: that there is no payment under this one proves nothing.
 		return false
+	case r.resumedRefused():
+		return false // by that word it may have been paid; a person looks
 	case r.Policy.Check.Unbounded && e.o.mutation != absenceCounts:
 		return false
 	case r.Checks.Late && e.o.mutation != absenceCounts:

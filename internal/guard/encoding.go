@@ -78,6 +78,10 @@ func (b *body) fields(c *coder) {
 	c.yes(19, &b.Imported)
 	c.yes(20, &b.PaidByHand)
 	pointer(c, 30, &b.Checks, (*checks).fields)
+	c.bytes(34, &b.Kept)
+	text(c, 35, &b.NotKept)
+	c.time(36, &b.ResumeAt)
+	text(c, 37, &b.ResumesOver)
 	integer(c, 40, &b.PaidAttempts)
 	list(c, 41, &b.Charges, (*charge).fields)
 	integer(c, 42, &b.SpendPass)
@@ -97,6 +101,7 @@ func (p *Policy) fields(c *coder) {
 	pointer(c, 10, &p.Retry, (*RetryBudget).fields)
 	pointer(c, 20, &p.Check, (*CheckPolicy).fields)
 	integer(c, 21, &p.Lookalike)
+	pointer(c, 22, &p.Resume, (*ResumePolicy).fields)
 	integer(c, 30, &p.MaxInFlight)
 	integer(c, 31, &p.MaxInFlightPerScope)
 	p.Rate.fields(c, 32, 33)
@@ -159,6 +164,8 @@ func (a *attempt) fields(c *coder) {
 	pointer(c, 20, &a.Response, (*Response).fields)
 	integer(c, 21, &a.Status)
 	text(c, 22, &a.Detail)
+	c.yes(23, &a.Resumed)
+	c.time(24, &a.Wall)
 }
 
 func (h *hold) fields(c *coder) {
@@ -233,6 +240,7 @@ func (h *header) pack() []byte {
 
 func (b *body) pack() []byte {
 	size := 128 + 128*len(b.Attempts)
+	size += len(b.Kept)
 	if b.Response != nil {
 		size += 256 + len(b.Response.Body)
 	}

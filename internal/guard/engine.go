@@ -89,6 +89,8 @@ type Engine struct {
 	watched map[string]watch
 	inUse   inUse
 	due     []Key // of which a check is due
+	// dueResumes are to be sent again.
+	dueResumes []Key
 
 	rates rates
 
@@ -223,7 +225,7 @@ func (r *record) isWatched() bool {
 	case InFlight, Pending:
 		return true
 	case Held:
-		return r.Current != nil && (r.Current.Waiting || !r.nextCheck().IsZero())
+		return r.Current != nil && (r.Current.Waiting || !r.nextCheck().IsZero() || !r.ResumeAt.IsZero())
 	}
 	return false
 }
@@ -248,6 +250,8 @@ type pending struct {
 	nonce     string
 	keepMarks bool
 	limited   bool // maxHeld applies
+	// retryAfter is the upstream's wish, where it may be sent again.
+	retryAfter time.Duration
 }
 
 // write turns a pending step into what the store takes.
@@ -267,6 +271,7 @@ func (e *Engine) write(p pending) (store.Write, error) {
 		return w, nil
 	}
 	w.Key = p.to.key
+	e.planResume(p)
 	p.to.Memory = e.memory()
 	if e.o.mutation == none {
 		if err := p.to.check(); err != nil {

@@ -5,7 +5,8 @@
 //
 //   - a record is InFlight and durable before its attempt may send, and every step
 //     into InFlight is one atomic Reserve that probes for whatever stands in its way;
-//   - an attempt whose outcome is not known is never run again without a person's word;
+//   - an attempt whose outcome is not known is never run again without a person's word, but
+//     for the same request under the same key of a provider that deduplicates;
 //   - a success that is on the record is never forgotten or overwritten;
 //   - a resolution is taken once, by the hold for which it was written.
 package guard
@@ -124,6 +125,10 @@ type Call struct {
 	Behind bool
 	// Passed: the call was counted by the rate limits before, and waited for a slot since.
 	Passed bool
+	// Keep seals the request, bound to these bytes, so that gateways alone can read it and
+	// send it again (Policy.Resume). Nil: it cannot be kept, and NotKept says why.
+	Keep    func(bound []byte) (sealed []byte, err error)
+	NotKept string
 }
 
 // Policy is what the tool and its budget say. An attempt keeps the policy that it began with.
@@ -160,6 +165,8 @@ type Policy struct {
 	RegisteredOnly bool
 	// Check says how the provider is asked about an unknown outcome; nil: a person decides.
 	Check *CheckPolicy
+	// Resume says when the same request is sent again after an unknown outcome; nil: never.
+	Resume *ResumePolicy
 
 	// spend is what the budget lets move: see WithSpend. A record keeps its charges instead.
 	spend []SpendLimit
@@ -333,6 +340,8 @@ type View struct {
 	HoldCount int
 	// Checks are what status checks have come to; nil: there were none.
 	Checks *ChecksView
+	// Resumes say whether an unknown outcome is sent again; nil: nobody thinks of it.
+	Resumes *ResumesView
 	// Refund is what is known of the one that is owed; nil: none is.
 	Refund *Refund
 	// Registration is what was said of it before it was sent; nil: nothing. Nobody changes it.
@@ -374,8 +383,10 @@ type AttemptView struct {
 	Late              bool      `json:"late,omitempty"`
 	SentLate          bool      `json:"sentLate,omitempty"`
 	// Lost: the memory of it was lost, so it is not known whether it was made at all.
-	Lost   bool   `json:"lost,omitempty"`
-	Detail string `json:"detail,omitempty"`
+	Lost bool `json:"lost,omitempty"`
+	// Resumed: it sent again what an earlier attempt had sent, whose outcome is unknown.
+	Resumed bool   `json:"resumed,omitempty"`
+	Detail  string `json:"detail,omitempty"`
 }
 
 // HoldState is the state of one hold.

@@ -38,6 +38,11 @@ const (
 	slotsStay        mutation = "whoever leaves flight keeps its slots"
 	oneCheckIsEnough mutation = "one check that finds nothing is enough"
 	checksAtOnce     mutation = "a check that finds nothing counts before the payment could be visible"
+	resumeAnyAge     mutation = "what the provider may have forgotten is sent again"
+	resumeAgeOfLast  mutation = "the provider's window is counted from the last attempt"
+	resumeByStore    mutation = "the provider's window is counted by the store's clock alone"
+	resumeNewKey     mutation = "what is sent again has another key"
+	resumeDecides    mutation = "a refused resumed attempt has failed"
 	absenceCounts    mutation = "a payment that was accepted and is not visible counts as failed"
 )
 

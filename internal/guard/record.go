@@ -71,6 +71,10 @@ type attempt struct {
 	// provider was in flight. It counts in the join though its own key is an earlier one.
 	Counted  bool
 	Accepted bool // the upstream answered 202
+	// Resumed: it sent what an earlier attempt had sent, whose outcome is unknown.
+	Resumed bool
+	// Wall is the beginning by the own clock of the process that made it, where it may be resumed.
+	Wall time.Time
 	// Lost stands for all attempts that the store may have forgotten. Whoever accepted
 	// the loss has waited until what they moved would be visible.
 	Lost     bool
@@ -173,6 +177,13 @@ type body struct {
 	PaidByHand bool
 	// Checks are those of the attempt whose outcome is unknown; nil: there are none.
 	Checks *checks
+	// Kept is the request of the last call, sealed, while it could be sent again; NotKept says
+	// why there is none.
+	Kept    []byte
+	NotKept string
+	// ResumeAt is when it is sent again; zero: it is not, and ResumesOver says why.
+	ResumeAt    time.Time
+	ResumesOver string
 	// PaidAttempts is how many attempts there were then.
 	PaidAttempts int
 	// Charges are what it counts for in the limits of its budget.
@@ -446,9 +457,12 @@ func (r *record) check() error {
 		for i := range r.Attempts[:len(r.Attempts)-1] {
 			b := &r.Attempts[i]
 			// What is known late (Late) was counted as nothing moved when this attempt began.
-			if b.unknown() && !b.Excused && !b.Late && b.Generation == r.Generation {
+			if b.unknown() && !b.Excused && !b.Late && b.Generation == r.Generation && !a.Resumed {
 				return fail("attempt %d is unknown and nobody released it", b.Number)
 			}
+		}
+		if a.Resumed && (r.Policy.Resume == nil || len(r.Kept) == 0) {
+			return fail("the request of resumed attempt %d was not kept", a.Number)
 		}
 	case Registered:
 		if r.Registration == nil || len(r.Attempts) > 0 {
@@ -481,6 +495,9 @@ func (r *record) check() error {
 		if !r.anySucceeded() && !r.MarkedPaid {
 			return fail("the join is %s", outcome)
 		}
+	}
+	if len(r.Kept) > 0 && (r.State.Settled() || r.State == Retryable) {
+		return fail("the request is still kept")
 	}
 	if r.State != Held && r.Current != nil && r.Current.End == "" {
 		return fail("hold %d has no end", r.Current.Number)
@@ -546,7 +563,7 @@ func (r *record) view(epoch string) View {
 		Key: r.id(), CallerUID: r.CallerUID, Exists: true, State: r.State, Scope: r.Scope, Lineage: r.Lineage,
 		Amount: r.Amount, Recipient: r.Recipient, Fingerprint: r.Fingerprint,
 		ProviderKey: r.ProviderKey, ProviderReference: r.ProviderReference, RefundOwed: r.RefundOwed, Disputed: r.Disputed,
-		SettledAs: r.SettledAs, Created: r.Created, Changed: r.Changed, HoldCount: r.Hold, Checks: r.checksView(), Refund: r.refund(),
+		SettledAs: r.SettledAs, Created: r.Created, Changed: r.Changed, HoldCount: r.Hold, Checks: r.checksView(), Resumes: r.resumesView(), Refund: r.refund(),
 		Registration: r.Registration,
 	}
 	if r.State == Registered {
@@ -556,7 +573,7 @@ func (r *record) view(epoch string) View {
 		a := &r.Attempts[i]
 		v.Attempts = append(v.Attempts, AttemptView{
 			Number: a.Number, Outcome: a.Outcome, Started: a.Started, Ended: a.Ended, Status: a.Status,
-			ProviderReference: a.Reference, Late: a.Late, SentLate: a.SentLate, Lost: a.Lost, Detail: a.Detail,
+			ProviderReference: a.Reference, Late: a.Late, SentLate: a.SentLate, Lost: a.Lost, Resumed: a.Resumed, Detail: a.Detail,
 		})
 	}
 	if r.Current != nil {

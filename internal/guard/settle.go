@@ -177,6 +177,9 @@ func (e *Engine) settled(cur *record, t *Ticket, res Result, now time.Time) pend
 			outcome = AttemptFailed
 		}
 	}
+	if a := next.last(); e.o.mutation == resumeDecides && a.Resumed && a.Outcome.movedNothing() {
+		outcome = AttemptFailed
+	}
 	switch outcome {
 	case AttemptSucceeded:
 		next.joined(winner, now)
@@ -190,7 +193,7 @@ func (e *Engine) settled(cur *record, t *Ticket, res Result, now time.Time) pend
 			next.hold(&hold{Reasons: []Reason{OutcomeUnknown}, Cause: causeRefused}, nonce, now)
 		}
 	}
-	return pending{from: cur, to: next, on: onSettled, now: now, nonce: nonce}
+	return pending{from: cur, to: next, on: onSettled, now: now, nonce: nonce, retryAfter: res.RetryAfter}
 }
 
 // joined settles the record with the first success that was kept; another one may be a second payment.
@@ -307,7 +310,7 @@ func (r *record) secondSuccess(a *attempt) {
 	switch {
 	case a.Reference != "" && r.ProviderReference != "" && a.Reference != r.ProviderReference:
 		r.RefundOwed = true
-	case r.MarkedPaid || a.Reference != "" && a.Reference == r.ProviderReference:
+	case r.MarkedPaid || a.Reference != "" && a.Reference == r.ProviderReference, r.wonUnderKeyOf(a):
 		// one payment, told twice
 	default:
 		r.Disputed = true // it cannot be told whether it is one payment or two

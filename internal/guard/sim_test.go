@@ -55,6 +55,7 @@ const (
 	resolutionIgnored worldRule = "a resolution that cannot be taken is ignored"
 	retriesUnknown    worldRule = "the gateway tries again by itself after an unknown outcome"
 	retryUnreserved   worldRule = "the gateway's retry is not reserved"
+	anyCredential     worldRule = "what was sent with one credential is sent again with another"
 )
 
 const (
@@ -92,21 +93,23 @@ type process struct {
 
 // message is a request on its way.
 type message struct {
-	in       *simIntent
-	attempt  int
-	key      string          // that the provider received
-	rseq     uint64          // the judge's sequence of its Reserve
-	out      time.Time       // the store's time of its Reserve
-	covers   uint64          // releases of its intent had been shown everything up to here
-	aged     map[string]bool // which others were settled longer ago than the window when it set out
-	knew     map[string]bool // of which others it was on record that they were paid
-	deadline time.Duration
-	final    time.Duration
-	arrives  time.Duration // not before
-	commitAt time.Duration
-	commits  bool
-	done     bool // arrived or dropped
-	answer   *Result
+	in      *simIntent
+	attempt int
+	key     string // that the provider received
+	// credential is the one with which it came.
+	credential int
+	rseq       uint64          // the judge's sequence of its Reserve
+	out        time.Time       // the store's time of its Reserve
+	covers     uint64          // releases of its intent had been shown everything up to here
+	aged       map[string]bool // which others were settled longer ago than the window when it set out
+	knew       map[string]bool // of which others it was on record that they were paid
+	deadline   time.Duration
+	final      time.Duration
+	arrives    time.Duration // not before
+	commitAt   time.Duration
+	commits    bool
+	done       bool // arrived or dropped
+	answer     *Result
 }
 
 type simIntent struct {
@@ -151,6 +154,7 @@ type world struct {
 	accept bool          // a jump was accepted: engines are told so when they notice
 	loss   loss
 	money  *simMoney  // the limit of the budget; nil: there is none
+	dedup  *simDedup  // the provider deduplicates; nil: it does not
 	quiet  bool       // nothing goes wrong any more
 	limits *rand.Rand // of the world's own limits, which come and go; nil: there are none
 	window time.Duration
@@ -796,15 +800,7 @@ func (w *world) transfer() {
 	for _, m := range w.net {
 		if m.commits && m.commitAt <= w.t {
 			m.commits = false
-			w.pay(m)
-			if m.answer == nil {
-				continue
-			}
-			if m.answer.Outcome == AttemptSucceeded {
-				id := fmt.Sprintf("payment-%d", len(w.ledger))
-				m.answer.ProviderReference = id
-				m.answer.Response = &Response{Status: 200, Body: []byte(id)}
-			}
+			w.processed(m)
 		}
 		if !m.done && w.t > m.deadline && w.rule != kernelDelivers && w.rule != pauseBeforeWrite {
 			m.done = true // the connection was closed with linger 0
@@ -816,6 +812,7 @@ func (w *world) transfer() {
 // deliver hands a request to the provider, which does as it pleases.
 func (w *world) deliver(m *message) {
 	m.done = true
+	w.dedup.arrivesAt(m, w.t)
 	latest := m.final
 	if w.rule == slowProvider {
 		latest += 4 * time.Minute
@@ -858,7 +855,7 @@ func (w *world) deliver(m *message) {
 		m.answer = &Result{Outcome: AttemptRetryable, Response: &Response{Status: 429}}
 	case 7: // accepts, and pays at any time or never
 		m.answer = &Result{Outcome: AttemptPending, Response: &Response{Status: 202}}
-		if w.rng.IntN(2) == 0 {
+		if w.accepts(m) && w.rng.IntN(2) == 0 {
 			m.commits, m.commitAt = true, soonish()
 			if w.unbounded {
 				m.commitAt = w.t + time.Duration(w.rng.Int64N(int64(9*time.Minute)))
@@ -896,6 +893,7 @@ func (w *world) tellsSuccess(in *simIntent, a Answer, who string) {
 func (w *world) call(p *process, in *simIntent, c Call) {
 	ctx := context.Background()
 	pol := w.limited(w.policy(), in)
+	c = w.keeps(c)
 	who := fmt.Sprintf("p%d call %s", p.id, c.IntentID)
 	if w.rule == claimAfterSend {
 		m := w.send(p, in, 1, nil)
@@ -964,6 +962,9 @@ func (w *world) send(p *process, in *simIntent, n int, t *Ticket) *message {
 			m.deadline = w.t + t.deadline.Boot - t.clock.Now().Boot
 		}
 		m.key = t.ProviderKey
+		if w.dedup != nil {
+			m.credential = w.dedup.credential
+		}
 		m.final = m.deadline + simMargin + simGrace + simSettleAfter
 		r := w.rseq[in.call.Key.String()][n]
 		m.rseq, m.covers, m.out = r[0], r[1], w.out[in.call.Key.String()]
@@ -1014,8 +1015,9 @@ func (w *world) finish(p *process, t *Ticket, res Result, who string, in *simInt
 	return a, a.Hold != "" || a.Verdict != UnknownHold
 }
 
-// check does what the sweep has found: it asks the provider.
+// check does what the sweep has found: it sends again, and asks the provider.
 func (w *world) check(p *process) {
+	w.sendAgain(p)
 	engine := p.engine
 	for _, k := range engine.DueChecks() {
 		c, err := engine.BeginCheck(context.Background(), k)
@@ -1375,6 +1377,9 @@ func (w *world) policy() Policy {
 			Deadline: 2 * time.Minute, Unbounded: w.unbounded,
 		}
 	}
+	if w.dedup != nil {
+		p.Resume = &ResumePolicy{Upstream: "u", Window: w.dedup.window}
+	}
 	if w.limits != nil {
 		p.MaxInFlight, p.MaxInFlightPerScope = w.limits.IntN(4), w.limits.IntN(3)
 		if w.limits.IntN(2) == 0 {
@@ -1429,6 +1434,7 @@ func newWorld(seed uint64, rule worldRule, m mutation, dir string, tracing bool)
 	}
 	w.stalls = []int{8, 8, 55}[w.rng.IntN(3)]
 	w.money = w.newMoney()
+	w.dedup = w.newDedup()
 	for i := range 2 + w.rng.IntN(2) {
 		p := &process{id: i}
 		w.procs = append(w.procs, p)
@@ -1541,6 +1547,7 @@ func (w *world) history() {
 func (w *world) one() {
 	w.transfer()
 	w.acceptClocks()
+	w.resumeWorldEvent()
 	if w.jumps && w.rng.IntN(30) == 0 {
 		w.clockEvent()
 	}
@@ -1607,6 +1614,9 @@ func (w *world) one() {
 		if w.short {
 			step = min(max(step, -time.Second), time.Second) // windows are short, and end by this clock
 		}
+		if w.dedup != nil && w.dedup.walls {
+			step = 0
+		}
 		w.skew += step
 		w.back += max(-step, 0)
 		w.logf("the store's clock steps by %s", step)
@@ -1622,7 +1632,10 @@ func (w *world) one() {
 		if w.rng.IntN(3) == 0 && !w.short {
 			w.pass(25 * time.Hour)
 		} else {
-			p.wall += time.Duration(w.rng.Int64N(int64(4*time.Second))) - 2*time.Second
+			drift := time.Duration(w.rng.Int64N(int64(4*time.Second))) - 2*time.Second
+			if w.dedup == nil || w.dedup.walls {
+				p.wall += drift
+			}
 		}
 	}
 }

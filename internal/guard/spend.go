@@ -178,6 +178,7 @@ func (r *record) payments(from int) int {
 				n++
 			}
 		case a.Excused || byHand && a.Number <= r.PaidAttempts:
+		case a.Resumed && r.succeededUnder(a.Generation): // it is that payment, or none
 		case last || a.Late:
 			n++
 		}
@@ -194,11 +195,8 @@ func (r *record) toldTwice(i, from int, byHand bool) bool {
 	if byHand && (a.Reference != "" && a.Reference == r.ProviderReference || a.Number <= r.PaidAttempts && (a.Reference == "" || r.ProviderReference == "")) {
 		return true
 	}
-	if a.Reference == "" {
-		return false
-	}
 	return slices.ContainsFunc(r.Attempts[:i], func(b attempt) bool {
-		return b.Number >= from && b.Outcome == AttemptSucceeded && b.Reference == a.Reference
+		return b.Number >= from && b.Outcome == AttemptSucceeded && (a.Reference != "" && b.Reference == a.Reference || a.sameKey(&b))
 	})
 }
 

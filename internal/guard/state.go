@@ -63,6 +63,9 @@ const (
 	onCheckBegun   event = "check begun"   // somebody asks the provider what became of it
 	onChecked      event = "status check"  // the provider's answer
 	onTTL          event = "TTL"           //
+	onResume       event = "resume"        // the same request is sent again: Reserve passes
+	onPutOff       event = "put off"       // nobody can send it again now
+	onResumesOver  event = "resumes over"  // it is not sent again
 	onSpendOver    event = "spend over"    // what it counts for has left the window of a limit
 	onPurge        event = "purge"         // a tombstone's end
 )
@@ -127,6 +130,9 @@ var life = []step{
 	{Held, onImported, []State{Held}},
 	{Held, onLost, []State{Held}},
 	{Held, onWaitOver, []State{Held}},
+	{Held, onResume, []State{InFlight}}, // the hold is void
+	{Held, onPutOff, []State{Held}},
+	{Held, onResumesOver, []State{Held}},
 	{Held, onCheckBegun, []State{Held}},
 	{Held, onChecked, []State{Held, Succeeded, Failed, Retryable}}, // the hold is void
 	{Held, onLateSuccess, []State{Succeeded}},                      // the hold is void

@@ -24,6 +24,9 @@ func (r *record) due(o Options) time.Time {
 		return a.LeaseEnd.Add(a.Grace)
 	case Held:
 		at := r.nextCheck()
+		if at.IsZero() {
+			at = r.ResumeAt
+		}
 		if r.Current.Waiting && (at.IsZero() || r.Current.WaitingUntil.Before(at)) {
 			at = r.Current.WaitingUntil
 		}
@@ -85,7 +88,7 @@ func (e *Engine) step(r *record, now time.Time) *pending {
 			length = h.WaitingUntil.Sub(h.At)
 		}
 		if !h.Waiting || !over(h.WaitingUntil, length, now) || !e.hasWatched(r, watch) {
-			return nil
+			return e.resumeExpired(r, now)
 		}
 		p.on, p.to, p.keepMarks = onWaitOver, r.clone(), true
 		p.to.Current.Waiting = false
@@ -250,6 +253,7 @@ func (e *Engine) look(ctx context.Context, key string) error {
 	}
 	if r, err = e.advance(ctx, r, now); err == nil {
 		e.noteDue(r, now)
+		e.noteResume(r, now)
 	}
 	return err
 }

@@ -69,6 +69,10 @@ var (
 		Name: "holdfast_attempts_total", Kind: Counter, Labels: of("outcome"),
 		Help: "Attempts that ended, by outcome: `Succeeded`, `Failed`, `Retryable`, `Pending` or `Unknown`. One that a crash has cut off is in no gateway's count; its intent is held.",
 	}
+	resumedTotal = Definition{
+		Name: "holdfast_resumed_attempts_total", Kind: Counter, Labels: of("outcome"),
+		Help: "Attempts that sent the same request again after an unknown outcome (`unknownOutcome: Resume`), by outcome. They are in `holdfast_attempts_total`, too.",
+	}
 	attemptSeconds = Definition{
 		Name: "holdfast_attempt_duration_seconds", Kind: Histogram, Labels: tool, buckets: slow,
 		Help: "How long an attempt took, from the connection to the end of the answer.",
@@ -162,7 +166,7 @@ var (
 // definitions are all of them, in the order of the documentation.
 var definitions = []*Definition{
 	&callsTotal, &concurrentConflicts, &keyExpiryCollisions, &pollsTotal,
-	&callsHandedOff, &attemptsTotal, &attemptSeconds, &guardSeconds, &resultsNotWritten, &checksTotal, &lateResults,
+	&callsHandedOff, &attemptsTotal, &resumedTotal, &attemptSeconds, &guardSeconds, &resultsNotWritten, &checksTotal, &lateResults,
 	&callsInProgress, &callsReading, &callsWaiting, &callsAsync, &callsQueued, &callsLimit,
 	&holdsOpen, &holdOldest, &heldIntents, &heldLimit, &spendUsed, &spendReserved, &spendLimit,
 	&storeSeconds, &storeErrors, &storeRefused, &storeDurable,

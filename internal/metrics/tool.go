@@ -168,6 +168,9 @@ func (t *Tool) Attempt(outcome string, took time.Duration) {
 	t.count(&attemptsTotal, outcome, "")
 }
 
+// Resumed counts an attempt that sent again what an earlier one had sent.
+func (t *Tool) Resumed(outcome string) { t.count(&resumedTotal, outcome, "") }
+
 // Guarded takes what the guard added to a call.
 func (t *Tool) Guarded(added time.Duration) { t.guard.Observe(max(0, added).Seconds()) }
 

@@ -263,15 +263,22 @@ var (
 // compileUnknown comes after all that says where attempts go and what they carry.
 func (t *Tool) compileUnknown(spec *v1alpha1.AgentToolSpec) error {
 	const field = "spec.statusCheck"
+	if err := t.compileResume(spec); err != nil {
+		return err
+	}
 	switch spec.UnknownOutcome {
 	case "", v1alpha1.UnknownHold:
 		if spec.StatusCheck != nil {
-			return specError(field, "is for unknownOutcome StatusCheck: remove it, or set unknownOutcome")
+			return specError(field, "is for unknownOutcome StatusCheck or Resume: remove it, or set unknownOutcome")
 		}
 		return nil
+	case v1alpha1.UnknownResume:
+		if spec.StatusCheck == nil {
+			return nil
+		}
 	case v1alpha1.UnknownStatusCheck:
 	default:
-		return specError("spec.unknownOutcome", "%q is not known: use %s or %s", spec.UnknownOutcome, v1alpha1.UnknownHold, v1alpha1.UnknownStatusCheck)
+		return specError("spec.unknownOutcome", "%q is not known: use %s, %s or %s", spec.UnknownOutcome, v1alpha1.UnknownHold, v1alpha1.UnknownStatusCheck, v1alpha1.UnknownResume)
 	}
 	s := spec.StatusCheck
 	if s == nil {
@@ -368,17 +375,23 @@ func (t *Tool) compileCheck(field string, s *v1alpha1.StatusCheck) (*StatusCheck
 			return nil, err
 		}
 	}
-	to := []string{t.Upstream.URL.String(), t.Key.Header, t.Key.Argument}
-	if c := t.Upstream.Credentials; c != nil {
-		to = append(to, c.SecretName, c.SecretKey, c.Header, c.Prefix)
-	}
-	out.Upstream = digest(to...)
+	out.Upstream = t.sendsTo()
 	by := []string{out.Upstream, string(s.Path), string(s.Outcome)}
 	for _, q := range s.Query {
 		by = append(by, q.Name, string(q.Value))
 	}
 	out.By = digest(by...)
 	return out, nil
+}
+
+// sendsTo names where attempts go and what they carry: the upstream, how it receives the
+// key, and which credential it is given.
+func (t *Tool) sendsTo() string {
+	to := []string{t.Upstream.URL.String(), t.Key.Header, t.Key.Argument}
+	if c := t.Upstream.Credentials; c != nil {
+		to = append(to, c.SecretName, c.SecretKey, c.Header, c.Prefix)
+	}
+	return digest(to...)
 }
 
 // digest names a list of texts.

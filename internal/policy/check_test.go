@@ -156,7 +156,7 @@ func TestStatusChecksThatCannotBeUsed(t *testing.T) {
 	}{
 		"no check":                    {func(o *v1alpha1.AgentTool) { o.Spec.StatusCheck = nil }, "spec.statusCheck", "missing"},
 		"a check and Hold":            {func(o *v1alpha1.AgentTool) { o.Spec.UnknownOutcome = "" }, "spec.statusCheck", "remove it"},
-		"another word":                {func(o *v1alpha1.AgentTool) { o.Spec.UnknownOutcome = "Resume" }, "spec.unknownOutcome", "not known"},
+		"another word":                {func(o *v1alpha1.AgentTool) { o.Spec.UnknownOutcome = "Guess" }, "spec.unknownOutcome", "not known"},
 		"no finality":                 {func(o *v1alpha1.AgentTool) { o.Spec.StatusCheck.Finality = "" }, "spec.statusCheck.finality", "not known"},
 		"no outcome":                  {func(o *v1alpha1.AgentTool) { o.Spec.StatusCheck.Outcome = "" }, "spec.statusCheck.outcome", "empty"},
 		"a field that does not exist": {func(o *v1alpha1.AgentTool) { o.Spec.StatusCheck.Query[0].Value = "intent.keys" }, "spec.statusCheck.query[0].value", "undefined field"},

@@ -42,6 +42,8 @@ type Tool struct {
 
 	// Check is how the provider is asked about an unknown outcome; nil: it is not.
 	Check *StatusCheck
+	// Resume says that an unknown outcome is sent again under the same key; nil: it is not.
+	Resume *Resume
 	// Retry is nil if the gateway tries once a call.
 	Retry *Retry
 
@@ -99,6 +101,14 @@ type Retry struct {
 	// Percent of the intents that were sent for the first time may be retried, and
 	// MinPerSecond however few those are.
 	Percent, MinPerSecond int
+}
+
+// Resume says when the same request is sent again after an unknown outcome.
+type Resume struct {
+	// Upstream names to whom attempts go, and what they carry.
+	Upstream string
+	// Window is how long the provider knows a key.
+	Window time.Duration
 }
 
 // Queue says how calls wait for a slot.

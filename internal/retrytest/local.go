@@ -30,6 +30,7 @@ import (
 	"github.com/holdfast-dev/holdfast/internal/access"
 	"github.com/holdfast-dev/holdfast/internal/gateway"
 	"github.com/holdfast-dev/holdfast/internal/guard"
+	"github.com/holdfast-dev/holdfast/internal/keyring"
 	"github.com/holdfast-dev/holdfast/internal/policy"
 	"github.com/holdfast-dev/holdfast/internal/store"
 	"github.com/holdfast-dev/holdfast/internal/store/bolt"
@@ -191,10 +192,14 @@ func startLocal(ctx context.Context, o options, docs *documents, p *plan, pool *
 	if o.verbose {
 		log = logr.FromSlogHandler(slog.NewTextHandler(stderr, nil))
 	}
+	keys, err := keyring.New(keyring.Generate())
+	if err != nil {
+		return nil, errors.Join(err, listener.Close(), st.Close())
+	}
 	who := oneCaller{token: rand.Text(), namespace: p.namespace, tool: p.tool}
 	g, err := gateway.New(gateway.Options{
 		Access: who, Policies: func() gateway.Policies { return tools.Load() }, Engines: engines,
-		Credentials: credentials, Consent: everybody{}, Addresses: gateway.Addresses{AllowLoopback: true},
+		Credentials: credentials, RequestKeys: keyring.Fixed{Keys: keys}, Consent: everybody{}, Addresses: gateway.Addresses{AllowLoopback: true},
 		RootCAs: pool, Log: log, InsecureHTTP: true, Listener: listener, Drain: drain,
 	})
 	if err != nil {

@@ -218,6 +218,7 @@ type intentDocument struct {
 		Ended             time.Time `json:"ended"`
 		Status            int       `json:"status"`
 		ProviderReference string    `json:"providerReference"`
+		Resumed           bool      `json:"resumed"`
 		Detail            string    `json:"detail"`
 	} `json:"attempts"`
 	Checks *struct {

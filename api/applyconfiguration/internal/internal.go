@@ -392,6 +392,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: key
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.ProviderKey
+    - name: providerDeduplicates
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.ProviderDeduplication
     - name: record
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.RecordSpec
@@ -879,6 +882,12 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: external
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.ExternalPostgres
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.ProviderDeduplication
+  map:
+    fields:
+    - name: window
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Duration
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.ProviderKey
   map:
     fields:

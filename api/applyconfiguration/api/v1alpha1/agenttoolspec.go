@@ -40,10 +40,12 @@ type AgentToolSpecApplyConfiguration struct {
 	// rateLimit bounds how often the tool is called, through all gateways together. Only for a Mutating tool; when absent, callers call
 	// as often as they like.
 	RateLimit *RateLimitSpecApplyConfiguration `json:"rateLimit,omitempty"`
-	// unknownOutcome says who decides about an attempt whose outcome is unknown: Hold, a person; or StatusCheck, the provider is asked first,
-	// as statusCheck says. Effective value when absent: Hold. Only for a Mutating tool.
+	// unknownOutcome says who decides about an attempt whose outcome is unknown: Hold, a person; StatusCheck, the provider is asked first,
+	// as statusCheck says; Resume, the same request is sent again first, under the same key, while the provider surely knows it
+	// (idempotency.providerDeduplicates) and the retry budget has attempts left. The request is kept encrypted until then; one of more than 64 KiB
+	// is not, and a person decides about it. Effective value when absent: Hold. Only for a Mutating tool.
 	UnknownOutcome *apiv1alpha1.UnknownOutcome `json:"unknownOutcome,omitempty"`
-	// statusCheck says how the provider is asked. Only with unknownOutcome StatusCheck.
+	// statusCheck says how the provider is asked. With unknownOutcome StatusCheck; with Resume it is optional, and asked once nothing is sent again.
 	StatusCheck *StatusCheckApplyConfiguration `json:"statusCheck,omitempty"`
 }
 

@@ -16,6 +16,9 @@ type IdempotencySpecApplyConfiguration struct {
 	TTL *v1.Duration `json:"ttl,omitempty"`
 	// key says how the upstream receives the stable key of an intent.
 	Key *ProviderKeyApplyConfiguration `json:"key,omitempty"`
+	// providerDeduplicates says that the provider moves money once for a key, and for how long. Only with unknownOutcome Resume, which needs it;
+	// when absent, the provider counts as one that does not deduplicate.
+	ProviderDeduplicates *ProviderDeduplicationApplyConfiguration `json:"providerDeduplicates,omitempty"`
 	// inFlight says what a call gets while another one of its intent is in flight. When absent, each of its fields has its effective value.
 	InFlight *InFlightSpecApplyConfiguration `json:"inFlight,omitempty"`
 	// record bounds what is kept of an answer. When absent, each of its fields has its effective value.
@@ -41,6 +44,14 @@ func (b *IdempotencySpecApplyConfiguration) WithTTL(value v1.Duration) *Idempote
 // If called multiple times, the Key field is set to the value of the last call.
 func (b *IdempotencySpecApplyConfiguration) WithKey(value *ProviderKeyApplyConfiguration) *IdempotencySpecApplyConfiguration {
 	b.Key = value
+	return b
+}
+
+// WithProviderDeduplicates sets the ProviderDeduplicates field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the ProviderDeduplicates field is set to the value of the last call.
+func (b *IdempotencySpecApplyConfiguration) WithProviderDeduplicates(value *ProviderDeduplicationApplyConfiguration) *IdempotencySpecApplyConfiguration {
+	b.ProviderDeduplicates = value
 	return b
 }
 

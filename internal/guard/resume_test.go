@@ -1,0 +1,543 @@
+// This file is how an unknown outcome is sent again, and when it is not.
+
+package guard
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+const storyKnown = time.Hour // how long the provider knows a key
+
+func resumedPolicy(changes ...func(*Policy)) Policy {
+	p := storyPolicy()
+	p.Resume = &ResumePolicy{Upstream: "upstream-1", Window: storyKnown}
+	for _, change := range changes {
+		change(&p)
+	}
+	return p
+}
+
+// keptAs is the call with a request that is kept.
+func (c Call) keptAs(request string) Call {
+	c.Keep = func(bound []byte) ([]byte, error) { return append([]byte(request+"|"), bound...), nil }
+	return c
+}
+
+// loseResumed sends a call of a tool with Resume, and has its outcome unknown.
+func (s *story) loseResumed(c Call, changes ...func(*Policy)) *Ticket {
+	s.t.Helper()
+	t := s.sendUnder(c.keptAs("request of "+c.IntentID), resumedPolicy(changes...))
+	s.want(s.settle(t, lost()), UnknownHold, OutcomeUnknown)
+	return t
+}
+
+// dueResume finds by a sweep what is to be sent again now; nil: nothing is.
+func (s *story) dueResume(c Call) *Resumption {
+	s.t.Helper()
+	s.sweep()
+	if !slices.Contains(s.DueResumes(), c.Key) {
+		return nil
+	}
+	m, err := s.NextResume(s.ctx, c.Key)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return m
+}
+
+// resume sends again what was lost.
+func (s *story) resume(c Call) *Ticket {
+	s.t.Helper()
+	m := s.dueResume(c)
+	if m == nil {
+		s.t.Fatalf("%s is not to be sent again: %+v", c.IntentID, s.record(c.Key).resumesView())
+	}
+	if want := "request of " + c.IntentID + "|" + string(s.record(c.Key).boundTo()); string(m.Sealed) != want || string(m.Bound) != string(s.record(c.Key).boundTo()) {
+		s.t.Fatalf("kept is %q, want %q", m.Sealed, want)
+	}
+	t, err := s.BeginResume(s.ctx, m, storyKnown)
+	if err != nil || t == nil {
+		s.t.Fatalf("resume %s: %v, %v; %+v", c.IntentID, t, err, s.record(c.Key).resumesView())
+	}
+	return t
+}
+
+// neverAgain says that nothing is sent again, and that a person is told why.
+func (s *story) neverAgain(c Call, why string) {
+	s.t.Helper()
+	if m := s.dueResume(c); m != nil {
+		s.t.Fatalf("%s is to be sent again", c.IntentID)
+	}
+	r := s.inState(c, Held)
+	if !r.ResumeAt.IsZero() || !strings.Contains(r.ResumesOver, why) || !strings.Contains(r.Current.Cause, why) {
+		s.t.Fatalf("resumes at %v, over %q, cause %q; want %q", r.ResumeAt, r.ResumesOver, r.Current.Cause, why)
+	}
+}
+
+// gone is longer than lease and grace.
+const gone = storyLease + storyGrace
+
+func TestAnUnknownOutcomeIsSentAgain(t *testing.T) {
+	s := tell(t)
+	c := s.call("intent-1", "order/9")
+	first := s.loseResumed(c)
+	hold := s.hold(c)
+	if m := s.dueResume(c); m != nil {
+		t.Fatal("it is sent again while the first attempt may still be on its way")
+	}
+	if v := s.admit(c).Intent.Resumes; v == nil || !v.Next.Equal(s.record(c.Key).Attempts[0].LeaseEnd.Add(storyGrace)) {
+		t.Fatalf("it shows %+v", v)
+	}
+	s.pass(gone)
+	again := s.resume(c)
+	if again.Attempt != 2 || again.ProviderKey != first.ProviderKey || again.Left() <= 0 || again.Left() > storyLease {
+		t.Fatalf("%+v", again)
+	}
+	r := s.inState(c, InFlight)
+	if len(r.Kept) == 0 || !r.Attempts[1].Resumed {
+		t.Fatalf("in flight: %+v", r)
+	}
+	s.want(s.admit(c), InFlightNow, ReasonInFlight)
+	if v, err := s.Hold(s.ctx, hold.HoldID); err != nil || v.State != HoldVoid || !strings.Contains(v.Effect, "sent again") {
+		t.Fatalf("the hold is %+v, %v", v, err)
+	}
+	s.settle(again, paid("re_1"))
+	r = s.inState(c, Succeeded)
+	if len(r.Kept) > 0 || r.ProviderReference != "re_1" || r.Winner != 2 || r.Disputed || r.RefundOwed {
+		t.Fatalf("settled: %+v", r)
+	}
+	a := s.admit(c)
+	s.want(a, Replay, "")
+	if got := a.Intent.Attempts; got[0].Resumed || !got[1].Resumed || got[0].Outcome != AttemptUnknown {
+		t.Fatalf("the history shows %+v", got)
+	}
+}
+
+// K09: older than the provider's own window: held, never sent again.
+func TestK09TheProviderMayHaveForgottenTheKey(t *testing.T) {
+	for name, tc := range map[string]struct {
+		pass  time.Duration // after lease and grace
+		clock func(*story)
+		known time.Duration
+	}{
+		"the window is over":             {pass: 2 * storyKnown, known: storyKnown},
+		"a send would end too late":      {pass: storyKnown - gone - storyWait + time.Second, known: storyKnown},
+		"the provider knows it for less": {pass: 0, known: 2 * time.Minute / 2},
+		"the store's clock was set back": {pass: storyKnown, clock: func(s *story) { s.time.stepStore(-50 * time.Minute) }, known: storyKnown},
+		"the own clock was set back":     {pass: storyKnown, clock: func(s *story) { s.time.stepWall(-50 * time.Minute) }, known: storyKnown},
+		"the own clock is ahead":         {pass: 0, clock: func(s *story) { s.time.stepWall(2 * storyKnown) }, known: storyKnown},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := tell(t)
+			c := s.call("intent-1", "order/9")
+			s.loseResumed(c)
+			s.sweep() // somebody watches
+			s.pass(gone + tc.pass)
+			if tc.clock != nil {
+				tc.clock(s)
+			}
+			if m := s.dueResume(c); m != nil {
+				if ticket, err := s.BeginResume(s.ctx, m, tc.known); err != nil || ticket != nil {
+					t.Fatalf("%+v, %v", ticket, err)
+				}
+			}
+			s.neverAgain(c, "the provider knows the key for")
+			s.want(s.admit(c), UnknownHold, OutcomeUnknown)
+		})
+	}
+}
+
+// The age is that of the first attempt under the key, however often it was sent again.
+func TestTheAgeIsThatOfTheFirstAttempt(t *testing.T) {
+	s := tell(t)
+	c := s.call("intent-1", "order/9")
+	s.loseResumed(c, func(p *Policy) {
+		p.Retry = &RetryBudget{Attempts: 50, Initial: time.Second, Max: time.Second, Factor: 1}
+	})
+	n := 1
+	for range 300 {
+		s.pass(gone + time.Second)
+		m := s.dueResume(c)
+		if m == nil {
+			break
+		}
+		ticket, err := s.BeginResume(s.ctx, m, storyKnown)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ticket == nil {
+			break
+		}
+		n++
+		s.settle(ticket, lost())
+		s.pass(3 * time.Minute)
+	}
+	first := s.record(c.Key).Attempts[0].Started
+	for _, a := range s.record(c.Key).Attempts[1:] {
+		if end := a.LeaseEnd.Add(storyGrace + storySettle); !end.Before(first.Add(storyKnown)) {
+			t.Errorf("attempt %d could still be paid at %s, when the key is forgotten", a.Number, end.Sub(first))
+		}
+	}
+	if n < 5 {
+		t.Errorf("it was sent %d times", n)
+	}
+	s.neverAgain(c, "the provider knows the key for")
+}
+
+// R18: what is refused, or "already used", after an unknown attempt is unknown, never failed.
+func TestR18ARefusedResumedAttemptIsUnknown(t *testing.T) {
+	s := tell(t)
+	c := s.call("intent-1", "order/9")
+	s.loseResumed(c)
+	s.pass(gone)
+	s.settle(s.resume(c), Result{Outcome: AttemptFailed, Response: &Response{Status: 422}, Detail: "the upstream answered 422"})
+	r := s.inState(c, Held)
+	if !r.Current.has(OutcomeUnknown) || r.Attempts[1].Outcome != AttemptFailed {
+		t.Fatalf("%+v", r)
+	}
+	s.pass(gone)
+	s.neverAgain(c, "attempt 2 was refused")
+	s.wantHeld(s.admit(c.under("intent-2")), ScopeOverlap)
+}
+
+// A check that finds nothing does not take back that the provider has refused the key.
+func TestAbsenceAfterARefusalIsNoFailure(t *testing.T) {
+	s := tell(t)
+	c := s.call("intent-1", "order/9")
+	s.loseResumed(c, func(p *Policy) { p.Check = checkedPolicy().Check })
+	if !s.record(c.Key).nextCheck().IsZero() {
+		t.Fatal("it is asked about while it may be sent again")
+	}
+	s.pass(gone)
+	s.settle(s.resume(c), Result{Outcome: AttemptFailed, Response: &Response{Status: 422}})
+	for range 6 {
+		s.answerCheck(c, notFound())
+		s.pass(storyWait)
+	}
+	s.inState(c, Held)
+	s.answerCheck(c, found("re_1"))
+	s.inState(c, Succeeded)
+}
+
+// First it is sent again, then the provider is asked.
+func TestFirstResumeThenCheck(t *testing.T) {
+	s := tell(t)
+	c := s.call("intent-1", "order/9")
+	s.loseResumed(c, func(p *Policy) {
+		p.Check = checkedPolicy().Check
+		p.Retry = &RetryBudget{Attempts: 2, Initial: time.Second, Max: time.Second, Factor: 1}
+	})
+	s.pass(gone)
+	s.settle(s.resume(c), lost())
+	s.answerCheck(c, found("re_1"))
+	if r := s.inState(c, Succeeded); r.Winner != 2 {
+		t.Fatalf("%+v", r)
+	}
+}
+
+// The same once the window is over: the checks begin then, with their whole time.
+func TestTheChecksBeginWhenNothingIsSentAgain(t *testing.T) {
+	s := tell(t)
+	c := s.call("intent-1", "order/9")
+	s.loseResumed(c, func(p *Policy) { p.Check = checkedPolicy().Check })
+	s.pass(2 * storyKnown)
+	s.neverAgain(c, "the provider knows the key")
+	if at := s.record(c.Key).nextCheck(); at.Before(s.time.store()) {
+		t.Fatalf("the first check is due %s", at)
+	}
+	s.answerCheck(c, found("re_1"))
+	s.inState(c, Succeeded)
+}
+
+// R36: the resumed attempt's lease ends, and the first one's late success is on the record.
+func TestR36ALateSuccessMeetsAResumedAttempt(t *testing.T) {
+	s := tell(t)
+	c := s.call("intent-1", "order/9")
+	first := s.loseResumed(c)
+	s.pass(gone)
+	s.resume(c)
+	s.settle(first, paid("re_1"))
+	s.inState(c, InFlight)
+	s.restart()
+	s.sweep()
+	s.pass(gone)
+	s.sweep()
+	r := s.inState(c, Succeeded)
+	if r.Winner != 1 || r.RefundOwed || r.Disputed || len(r.Kept) > 0 {
+		t.Fatalf("%+v", r)
+	}
+}
+
+// Both attempts are told paid: by the provider's word it is one payment, unless it names two.
+func TestOnePaymentToldByBothAttempts(t *testing.T) {
+	for name, tc := range map[string]struct {
+		first, second string
+		owed          bool
+	}{
+		"one reference": {"re_1", "re_1", false}, "no reference": {"", "", false}, "one without": {"", "re_2", false}, "two payments": {"re_1", "re_2", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := tell(t)
+			c := s.call("intent-1", "order/9")
+			first := s.loseResumed(c)
+			s.pass(gone)
+			again := s.resume(c)
+			s.settle(again, paid(tc.second))
+			s.settle(first, paid(tc.first))
+			if r := s.inState(c, Succeeded); r.RefundOwed != tc.owed || r.Disputed {
+				t.Fatalf("owed %v, disputed %v", r.RefundOwed, r.Disputed)
+			}
+		})
+	}
+}
+
+// A process dies with the resumed attempt in its hand: the next one goes on, and the budget counts.
+func TestAResumedAttemptIsCounted(t *testing.T) {
+	s := tell(t)
+	c := s.call("intent-1", "order/9")
+	s.loseResumed(c, func(p *Policy) {
+		p.Retry = &RetryBudget{Attempts: 3, Initial: time.Second, Max: time.Second, Factor: 1}
+	})
+	for range 2 {
+		s.pass(gone + time.Second)
+		s.resume(c)
+		s.restart()
+		s.sweep()
+		s.pass(gone)
+		s.sweep()
+		s.inState(c, Held)
+	}
+	s.pass(gone)
+	s.neverAgain(c, "budget")
+	if n := len(s.record(c.Key).Attempts); n != 3 {
+		t.Fatalf("%d attempts", n)
+	}
+}
+
+func TestTwoProcessesResumeOnce(t *testing.T) {
+	s := tell(t)
+	c := s.call("intent-1", "order/9")
+	s.loseResumed(c)
+	other := s.process()
+	for _, e := range []*Engine{s.Engine, other} {
+		if err := e.Sweep(s.ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.pass(gone)
+	var tickets int
+	var due []*Resumption
+	for _, e := range []*Engine{s.Engine, other} {
+		m, err := e.NextResume(s.ctx, c.Key)
+		if err != nil || m == nil {
+			t.Fatalf("%+v, %v", m, err)
+		}
+		due = append(due, m)
+	}
+	for i, e := range []*Engine{s.Engine, other} {
+		ticket, err := e.BeginResume(s.ctx, due[i], storyKnown)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ticket != nil {
+			tickets++
+		}
+	}
+	if tickets != 1 {
+		t.Fatalf("%d of two may send", tickets)
+	}
+	if err := other.PutOffResume(s.ctx, due[1]); err != nil {
+		t.Fatal(err)
+	}
+	s.inState(c, InFlight)
+}
+
+// A process that has not watched the attempt does not believe the store's clock alone.
+func TestAResumeWaitsUntilItWasWatched(t *testing.T) {
+	s := tell(t)
+	c := s.call("intent-1", "order/9")
+	s.loseResumed(c)
+	s.restart()
+	s.time.stepStore(20 * time.Minute)
+	if m := s.dueResume(c); m != nil {
+		t.Fatal("the store's clock alone has let it be sent again")
+	}
+	s.pass(gone)
+	if m := s.dueResume(c); m == nil {
+		t.Fatal("it is not due though it was watched")
+	}
+}
+
+func TestWhatIsNotSentAgain(t *testing.T) {
+	t.Run("a request that was not kept", func(t *testing.T) {
+		s := tell(t)
+		c := s.call("intent-1", "order/9")
+		c.NotKept = "its request has 70000 bytes"
+		s.settle(s.sendUnder(c, resumedPolicy()), lost())
+		s.pass(gone)
+		s.neverAgain(c, "70000 bytes")
+	})
+	t.Run("one that was accepted", func(t *testing.T) {
+		s := tell(t)
+		c := s.call("intent-1", "order/9")
+		s.settle(s.sendUnder(c.keptAs("x"), resumedPolicy()), Result{Outcome: AttemptPending, Response: &Response{Status: 202}})
+		s.pass(gone)
+		s.neverAgain(c, "accepted")
+	})
+	t.Run("R32: a lost 202, and the resumed one is accepted", func(t *testing.T) {
+		s := tell(t)
+		c := s.call("intent-1", "order/9")
+		s.loseResumed(c)
+		s.pass(gone)
+		s.settle(s.resume(c), Result{Outcome: AttemptPending, Response: &Response{Status: 202}})
+		s.pass(storyWait)
+		s.neverAgain(c, "accepted")
+		v := s.resolve(s.hold(c), Release)
+		if v.State != HoldVoid {
+			t.Fatalf("the release: %+v", v)
+		}
+	})
+	t.Run("one that was sent late", func(t *testing.T) {
+		s := tell(t)
+		c := s.call("intent-1", "order/9")
+		s.settle(s.sendUnder(c.keptAs("x"), resumedPolicy()), Result{Outcome: AttemptUnknown, LateSend: true})
+		s.pass(gone)
+		s.neverAgain(c, "after its deadline")
+	})
+	t.Run("what somebody ends", func(t *testing.T) {
+		s := tell(t)
+		c := s.call("intent-1", "order/9")
+		s.loseResumed(c)
+		s.pass(gone)
+		if err := s.EndResumes(s.ctx, s.dueResume(c), "the tool has another credential"); err != nil {
+			t.Fatal(err)
+		}
+		s.neverAgain(c, "another credential")
+	})
+	t.Run("what a person has decided", func(t *testing.T) {
+		s := tell(t)
+		c := s.call("intent-1", "order/9")
+		s.loseResumed(c)
+		s.pass(gone)
+		m := s.dueResume(c)
+		s.resolve(s.hold(c), Reject)
+		if ticket, err := s.BeginResume(s.ctx, m, storyKnown); err != nil || ticket != nil {
+			t.Fatalf("%+v, %v", ticket, err)
+		}
+		if r := s.inState(c, Rejected); len(r.Kept) > 0 {
+			t.Fatal("its request is still kept")
+		}
+	})
+	t.Run("what another payment stands in the way of", func(t *testing.T) {
+		s := tell(t)
+		c := s.call("intent-1", "order/9")
+		s.loseResumed(c)
+		other := c.under("intent-2")
+		s.wantHeld(s.admit(other), ScopeOverlap)
+		s.resolve(s.hold(other), Release)
+		s.pay(other, "re_2")
+		s.pass(gone)
+		if ticket, err := s.BeginResume(s.ctx, s.dueResume(c), storyKnown); err != nil || ticket != nil {
+			t.Fatalf("%+v, %v", ticket, err)
+		}
+		s.neverAgain(c, "stands in its way")
+	})
+	t.Run("after the memory was lost", func(t *testing.T) {
+		s := tell(t)
+		c := s.call("intent-1", "order/9")
+		s.opts.LostAt, s.opts.ForgetLost = s.time.store(), true
+		s.restart()
+		s.loseResumed(c)
+		s.pass(gone)
+		s.neverAgain(c, "lost its memory")
+	})
+}
+
+func TestAResumeThatIsPutOff(t *testing.T) {
+	s := tell(t)
+	c := s.call("intent-1", "order/9")
+	s.loseResumed(c)
+	s.pass(gone)
+	if err := s.PutOffResume(s.ctx, s.dueResume(c)); err != nil {
+		t.Fatal(err)
+	}
+	if m := s.dueResume(c); m != nil {
+		t.Fatal("it is due at once again")
+	}
+	s.pass(time.Minute)
+	s.settle(s.resume(c), paid("re_1"))
+	s.inState(c, Succeeded)
+}
+
+// A slot is needed as for any attempt.
+func TestAResumedAttemptNeedsASlot(t *testing.T) {
+	s := tell(t)
+	c, other := s.call("intent-1", "order/9"), s.call("intent-2", "order/10")
+	one := func(p *Policy) { p.MaxInFlight = 1 }
+	s.loseResumed(c, one)
+	s.pass(gone)
+	ticket := s.sendUnder(other, resumedPolicy(one))
+	if got, err := s.BeginResume(s.ctx, s.dueResume(c), storyKnown); err != nil || got != nil {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	s.inState(c, Held)
+	s.settle(ticket, paid("re_2"))
+	s.settle(s.resume(c), paid("re_1"))
+	s.inState(c, Succeeded)
+}
+
+// The reply to its Reserve is lost, or the request: nothing is sent that nobody knows of.
+func TestALostReplyToAResumesReserve(t *testing.T) {
+	s := tell(t)
+	c := s.call("intent-1", "order/9")
+	s.loseResumed(c)
+	s.pass(gone)
+	m := s.dueResume(c)
+	s.net.hook(nil, func(what string) error {
+		if what == "Reserve" {
+			return errStoryLost
+		}
+		return nil
+	})
+	if ticket, err := s.BeginResume(s.ctx, m, storyKnown); !errors.Is(err, errStoryLost) || ticket != nil {
+		t.Fatalf("%+v, %v", ticket, err)
+	}
+	s.net.hook(nil, nil)
+	s.inState(c, InFlight)
+	s.runLater()
+	r := s.inState(c, Held)
+	if r.Attempts[1].Outcome != AttemptRetryable || r.ResumeAt.IsZero() {
+		t.Fatalf("%+v", r)
+	}
+	s.pass(gone)
+	s.settle(s.resume(c), paid("re_1"))
+	s.inState(c, Succeeded)
+}
+
+// It counts once in a limit, whatever is known of how many attempts.
+func TestAResumedAttemptCountsOnce(t *testing.T) {
+	s := tell(t)
+	c := s.call("intent-1", "order/9")
+	first := s.loseResumed(c)
+	r := s.record(c.Key)
+	if n := r.payments(0); n != 1 {
+		t.Fatalf("lost: %d payments", n)
+	}
+	s.pass(gone)
+	again := s.resume(c)
+	if n := s.record(c.Key).payments(0); n != 1 {
+		t.Fatalf("in flight again: %d payments", n)
+	}
+	s.settle(first, paid("re_1"))
+	if n := s.record(c.Key).payments(0); n != 1 {
+		t.Fatalf("in flight, and known as paid: %d payments", n)
+	}
+	s.settle(again, lost())
+	if n := s.inState(c, Succeeded).payments(0); n != 1 {
+		t.Fatalf("paid: %d payments", n)
+	}
+}
