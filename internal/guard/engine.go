@@ -286,7 +286,11 @@ func (e *Engine) write(p pending) (store.Write, error) {
 		Due: p.to.due(e.o), Held: to == Held, Unsettled: !to.Settled(), Header: p.to.header.pack(), Body: p.to.body.pack(),
 	}
 	if !p.keepMarks {
-		w.Marks = e.mutatedMarks(p.to, p.now)
+		at := p.now
+		if _, ends := p.to.standing(); ends {
+			at = e.noEarlier(at)
+		}
+		w.Marks = e.mutatedMarks(p.to, at)
 	}
 	if to == Held || from == Held {
 		w.Meters = p.to.heldMeters(p.limited)

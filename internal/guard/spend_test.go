@@ -649,3 +649,29 @@ func TestSpendComesAfterTheRateAndBeforeTheSlots(t *testing.T) {
 	s.want(s.admitUnder(s.call("h", "order/8").cost("40.01"), p), Deny, ReasonRateLimited)
 	s.wantSpend("0", "60")
 }
+
+// A payment that a status check has found is news for the limits: it counts from now, also
+// where the attempt that made it had left the window.
+func TestAPaymentThatACheckHasFoundIsNews(t *testing.T) {
+	s := tell(t)
+	c := s.call("intent-1", "order/9")
+	s.settle(s.sendUnder(c, spendPolicy(daily("100"))), lost())
+	was := s.record(c.Key)
+	was.Charges[0].Payments, was.Charges[0].From = 0, 2
+	for on, want := range map[event]int{onChecked: 1, onLateSuccess: 1, onWaitOver: 0} {
+		next := was.clone()
+		next.Attempts[0].Outcome = AttemptSucceeded
+		next.succeed(&next.Attempts[0], s.time.store())
+		if _, err := s.spendEntries(pending{from: was, to: next, on: on, now: s.time.store()}); err != nil {
+			t.Fatal(err)
+		}
+		if got := next.Charges[0]; got.Payments != want || (got.From == 0) != (want == 1) || got.Until.IsZero() != (want == 0) {
+			t.Errorf("%s: it counts %+v", on, got)
+		}
+	}
+	// An answer that decides otherwise is none.
+	next := was.clone()
+	if _, err := s.spendEntries(pending{from: was, to: next, on: onChecked, now: s.time.store()}); err != nil || next.Charges[0].From != 2 {
+		t.Errorf("still held: %+v, %v", next.Charges[0], err)
+	}
+}
