@@ -314,6 +314,36 @@ func TestCallsWithoutRequestKeys(t *testing.T) {
 	r.paid(1, 1)
 }
 
+// Nothing of a kept request can be read in the store, nor of the credential.
+func TestAKeptRequestCannotBeRead(t *testing.T) {
+	r, _ := setUpResume(t, func(o *v1alpha1.AgentTool) {
+		o.Spec.Upstream.HTTP.CredentialsFrom = &v1alpha1.UpstreamCredentials{
+			SecretRef: v1alpha1.SecretKeyReference{Name: "provider", Key: "token"}, Header: "Authorization", Prefix: "Bearer ",
+		}
+	})
+	r.secrets[namespace+"/provider/token"] = "secret-1"
+	body := refundOf("9", "5")
+	body = body[:len(body)-1] + `,"memo":"for the broken lamp"}`
+	stored := func() string {
+		key := guard.Key{Namespace: namespace, Tool: "charge", Caller: "system:serviceaccount:" + namespace + ":agent", IntentID: "k1"}
+		record, _, err := r.store.Get(t.Context(), key.String())
+		if err != nil || record == nil {
+			t.Fatalf("%v, %v", record, err)
+		}
+		return string(record.Header) + string(record.Body)
+	}
+	r.plan("reset-before-commit")
+	r.pay(ask{id: "k1", body: body}, 409, guard.UnknownHold)
+	if got := stored(); strings.Contains(got, "lamp") || strings.Contains(got, "secret-1") || !strings.Contains(got, keyring.FirstKey) {
+		t.Errorf("the record of a kept request: %q", got)
+	}
+	r.sentAgain()
+	r.paid(1, 2)
+	if got := stored(); strings.Contains(got, keyring.FirstKey) {
+		t.Errorf("the record is settled, and the request still kept: %q", got)
+	}
+}
+
 // The key is an argument of the body: it is written anew into what was kept.
 func TestAKeyInTheBodyIsSentAgain(t *testing.T) {
 	r, _ := setUpResume(t, func(o *v1alpha1.AgentTool) {

@@ -190,13 +190,12 @@ var _ = Describe("Resume", func() {
 		Expect(w.charged(ctx, "9")).To(Equal(1))
 	})
 
-	It("keeps nothing in the store that could be read, and nothing once it is settled", func(ctx SpecContext) {
+	It("opens what an earlier request key has sealed", func(ctx SpecContext) {
 		var s corev1.Secret
 		Expect(admin.Get(ctx, client.ObjectKey{Namespace: "holdfast-system", Name: "holdfast-request-keys"}, &s)).To(Succeed())
 		Expect(s.Data).To(HaveKey("current"))
 		w.plan(ctx, "close-after-commit", 1)
 		w.pay(ctx, c, 409, unknownHold)
-		// A key is replaced while the request is kept, and it is still sent again.
 		s.Data["key-9"] = []byte(strings.Repeat("9", 32))
 		s.Data["current"] = []byte("key-9")
 		Expect(admin.Update(ctx, &s)).To(Succeed())
