@@ -410,6 +410,7 @@ func TestAJumpIsToldAsTheClockShowsItNow(t *testing.T) {
 			}
 		})
 	}
+}
 
 // The store's time is known too early by as long as its last answer was on its way. What a
 // payment leaves for the window must not end the earlier for it.
