@@ -211,7 +211,6 @@ func (j *judge) charges(order string) (int, error) {
 type cell struct {
 	w     *world
 	judge *judge
-	// order is also a part of its intent ID.
 	order, tool, fault string
 	asked              bool // about an unknown outcome the provider is asked
 	want               end
@@ -221,8 +220,11 @@ type cell struct {
 	err  error
 }
 
+// id is its intent ID, which the order is no part of.
+func (c *cell) id() string { return "id" + c.order[strings.IndexByte(c.order, '-'):] }
+
 func (c *cell) call() call {
-	return call{tool: c.tool, id: "id-" + c.order, body: c.w.order(c.order, "10")}
+	return call{tool: c.tool, id: c.id(), body: c.w.order(c.order, "10")}
 }
 
 // plan has the first request of the cell meet its fault.
@@ -337,7 +339,7 @@ func (c *cell) settles(ctx context.Context, state string) error {
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		d, err := c.w.tryPoll(ctx, c.tool, "id-"+c.order, "")
+		d, err := c.w.tryPoll(ctx, c.tool, c.id(), "")
 		if err == nil {
 			doc = d
 			if doc.State == state && (state != held || doc.Hold != nil && doc.Hold.State == held && c.judge.gets(c.order) >= c.want.sends) {
