@@ -209,8 +209,8 @@ func (j *judge) charges(order string) (int, error) {
 
 // cell is one intent, and how it came out.
 type cell struct {
-	w     *world
-	judge *judge
+	w                  *world
+	judge              *judge
 	order, tool, fault string
 	asked              bool // about an unknown outcome the provider is asked
 	want               end
