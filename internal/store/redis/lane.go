@@ -28,8 +28,8 @@ const (
 	// others wait for the server.
 	mostTogether = 32
 	mostBytes    = 256 << 10
-	// patience is how long steps wait for those before them to be answered. Then they go
-	// behind them on the same connection.
+	// patience is how long steps wait for those before them to be answered, or up to twice
+	// as long. Then they go behind them on the same connection.
 	patience = 5 * time.Millisecond
 )
 
@@ -76,9 +76,12 @@ type lane struct {
 
 	mu      sync.Mutex
 	waiting []*step
-	// under is how many questions are on their way.
-	under     int
+	// under is how many questions are on their way, sent how many there have been.
+	under, sent int
+	// impatient runs while armed: since so many questions had been sent.
 	impatient *time.Timer
+	armed     bool
+	since     int
 }
 
 func newLane(s *Store, l *link, doing string, script *valkey.Lua, keys ...string) *lane {
@@ -109,6 +112,8 @@ func (n *lane) ask(ctx context.Context, doing string, st *step) (outcome, error)
 	first := n.under == 0
 	if first {
 		n.under++
+	} else if !n.armed {
+		n.arm()
 	}
 	n.mu.Unlock()
 	if first {
@@ -145,18 +150,28 @@ func (n *lane) leave(st *step) bool {
 	return true
 }
 
-// hurry sends all that waits.
+// arm lets patience begin. The lock is held.
+func (n *lane) arm() {
+	n.armed, n.since = true, n.sent
+	n.impatient.Reset(patience)
+}
+
+// hurry sends all that waits, if nothing was sent all the time.
 func (n *lane) hurry() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.under == 0 {
+	n.armed = false
+	if n.under == 0 || len(n.waiting) == 0 {
 		return
 	}
-	for i := 0; i < len(n.waiting); i += mostTogether {
-		n.under++
-		go n.carry()
+	if n.sent == n.since {
+		for i := 0; i < len(n.waiting); i += mostTogether {
+			n.under++
+			go n.carry()
+		}
 	}
-	n.impatient.Reset(patience)
+	// Of what is long not all goes at once.
+	n.arm()
 }
 
 // carry asks for what waits, and then for what has come meanwhile.
@@ -167,28 +182,21 @@ func (n *lane) carry() {
 		n.mu.Lock()
 		steps := n.take()
 		if len(steps) == 0 {
-			n.end()
+			n.under--
 			n.mu.Unlock()
 			return
 		}
-		n.impatient.Reset(patience)
+		n.sent++
 		n.mu.Unlock()
 		n.deliver(steps)
 		n.mu.Lock()
 		// One at a time: what comes while others are on their way goes together.
 		if n.under > 1 {
-			n.end()
+			n.under--
 			n.mu.Unlock()
 			return
 		}
 		n.mu.Unlock()
-	}
-}
-
-// end is that of one question on its way. The lock is held.
-func (n *lane) end() {
-	if n.under--; n.under == 0 {
-		n.impatient.Stop()
 	}
 }
 
