@@ -9,6 +9,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
@@ -189,5 +190,41 @@ var _ = Describe("Status checks without an end", func() {
 		Expect(h.Status.Effect).To(ContainSubstring("Unbounded"))
 		w.pay(ctx, c, 409, unknownHold)
 		Expect(sent(ctx) - before).To(Equal(1))
+	})
+
+	It("R22: a person rejects what was paid, and the check finds it: a refund is owed", func(ctx SpecContext) {
+		w := newWorld(ctx, asks(v1alpha1.FinalitySettleAfter), limited(func(tool *v1alpha1.AgentTool) {
+			// Until then the provider may show nothing, and that it does not says nothing.
+			tool.Spec.Upstream.HTTP.SettleAfter = &metav1.Duration{Duration: time.Minute}
+		}))
+		lag(ctx, time.Hour)
+		c := call{id: "k1", body: w.order("9", "10"), fault: "close-after-commit"}
+		hold := w.pay(ctx, c, 409, unknownHold).problem().Hold
+		w.answers(ctx, "k1", 1)
+		h := w.holdIs(ctx, hold, v1alpha1.HoldWaiting)
+		Expect(w.tryResolve(ctx, resolver, h.Name, resolution{Decision: "Reject", Reason: "not wanted"})).To(Succeed())
+		w.becomes(ctx, "k1", "Rejected")
+		w.pay(ctx, c, 403, deny)
+		lag(ctx, 0)
+		doc := w.becomes(ctx, "k1", "Succeeded")
+		Expect(doc.RefundOwed).To(HaveValue(BeTrue()))
+		paid := w.entries(ctx)
+		Expect(paid).To(HaveLen(1))
+		Expect(doc.ProviderReference).To(Equal(paid[0].ID))
+		Eventually(func(ctx context.Context) (string, error) {
+			h, err := w.hold(ctx, hold)
+			if err != nil {
+				return "", err
+			}
+			owed := apimeta.FindStatusCondition(h.Status.Conditions, v1alpha1.ConditionRefundOwed)
+			if owed == nil || owed.Status != metav1.ConditionTrue {
+				return "", nil
+			}
+			return owed.Message, nil
+		}).WithContext(ctx).Should(And(ContainSubstring("10.00 USD"), ContainSubstring(paid[0].ID)))
+		Eventually(w.metric("holdfast_late_results_total", `reason="refund_owed"`)).WithContext(ctx).Should(BeEquivalentTo(1))
+		// What is paid stands in the way.
+		w.pay(ctx, call{id: "k2", body: c.body}, 409, unknownHold)
+		Expect(w.charged(ctx, "9")).To(Equal(1))
 	})
 })
