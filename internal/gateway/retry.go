@@ -48,9 +48,7 @@ func (c *call) tries(engine *guard.Engine, wanted guard.Call, tool *policy.Tool,
 		case a.Verdict != guard.Allow || a.Ticket == nil:
 			return c.tell(a, tool)
 		case c.preferred.async:
-			return c.handOff(a, func(b *call) *problem {
-				return b.tries(engine, wanted, tool, t, time.Now().Add(asyncPatience), &a)
-			})
+			return c.handOffTries(engine, wanted, tool, t, a)
 		default:
 			if tool.Retry != nil && !a.Ticket.Retry {
 				c.g.ratios.first(tool, time.Now())
@@ -72,6 +70,14 @@ func (c *call) tries(engine *guard.Engine, wanted guard.Call, tool *policy.Tool,
 		}
 		c.cause = nil
 	}
+}
+
+// handOffTries has the attempts made without the caller. It stands by itself so that a call
+// whose caller waits allocates nothing for it.
+func (c *call) handOffTries(engine *guard.Engine, wanted guard.Call, tool *policy.Tool, t target, a guard.Answer) *problem {
+	return c.handOff(a, func(b *call) *problem {
+		return b.tries(engine, wanted, tool, t, time.Now().Add(asyncPatience), &a)
+	})
 }
 
 // backsOff says that the intent's next attempt must wait.
