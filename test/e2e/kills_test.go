@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -38,38 +39,39 @@ const (
 // killed is a fault, and what must come out for an agent that persists, in each column. A
 // fault meets the first request that the provider gets.
 type killed struct {
-	far   far
-	fault string
-	hold  end
-	check end
+	far    far
+	fault  string
+	hold   end
+	check  end
+	resume end
 }
 
 var kills = []killed{
 	// The next call is the first.
-	{unrecorded, "", end{state: succeeded, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 1, charges: [2]int{1, 1}}},
-	{unrecorded, "close-after-commit", end{state: held, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 1, charges: [2]int{1, 1}}},
-	{unrecorded, "reset-before-commit", end{state: held, sends: 1}, end{state: succeeded, sends: 2, charges: [2]int{1, 1}}},
-	{unrecorded, "decline-402", end{state: failed, sends: 1}, end{state: failed, sends: 1}},
+	{unrecorded, "", end{state: succeeded, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 1, charges: [2]int{never, 1}}},
+	{unrecorded, "close-after-commit", end{state: held, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 2, charges: [2]int{never, 1}}},
+	{unrecorded, "reset-before-commit", end{state: held, sends: 1}, end{state: succeeded, sends: 2, charges: [2]int{1, 1}}, end{state: succeeded, sends: 2, charges: [2]int{never, 1}}},
+	{unrecorded, "decline-402", end{state: failed, sends: 1}, end{state: failed, sends: 1}, end{state: failed, sends: 1, charges: [2]int{never, 0}}},
 	// Nobody knows that nothing was sent: a person decides. The check finds nothing, so that the next call is
-	// the first that the provider gets.
-	{reserved, "", end{state: held}, end{state: succeeded, sends: 1, charges: [2]int{1, 1}}},
-	{reserved, "close-after-commit", end{state: held}, end{state: succeeded, sends: 1, charges: [2]int{1, 1}}},
-	{reserved, "reset-before-commit", end{state: held}, end{state: succeeded, sends: 2, charges: [2]int{1, 1}}},
-	{reserved, "decline-402", end{state: held}, end{state: failed, sends: 1}},
+	// the first that the provider gets. What is sent again is it, too; but refused it is never a failure.
+	{reserved, "", end{state: held}, end{state: succeeded, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 1, charges: [2]int{never, 1}}},
+	{reserved, "close-after-commit", end{state: held}, end{state: succeeded, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 2, charges: [2]int{never, 1}}},
+	{reserved, "reset-before-commit", end{state: held}, end{state: succeeded, sends: 2, charges: [2]int{1, 1}}, end{state: succeeded, sends: 2, charges: [2]int{never, 1}}},
+	{reserved, "decline-402", end{state: held}, end{state: failed, sends: 1}, end{state: held, sends: 1, charges: [2]int{never, 0}}},
 	// Whatever the provider answered, nobody has heard it.
-	{requested, "", end{state: held, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 1, charges: [2]int{1, 1}}},
-	{requested, "close-after-commit", end{state: held, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 1, charges: [2]int{1, 1}}},
-	{requested, "reset-before-commit", end{state: held, sends: 1}, end{state: succeeded, sends: 2, charges: [2]int{1, 1}}},
-	{requested, "decline-402", end{state: held, sends: 1}, end{state: succeeded, sends: 2, charges: [2]int{1, 1}}},
+	{requested, "", end{state: held, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 2, charges: [2]int{never, 1}}},
+	{requested, "close-after-commit", end{state: held, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 2, charges: [2]int{never, 1}}},
+	{requested, "reset-before-commit", end{state: held, sends: 1}, end{state: succeeded, sends: 2, charges: [2]int{1, 1}}, end{state: succeeded, sends: 2, charges: [2]int{never, 1}}},
+	{requested, "decline-402", end{state: held, sends: 1}, end{state: succeeded, sends: 2, charges: [2]int{1, 1}}, end{state: succeeded, sends: 2, charges: [2]int{never, 1}}},
 	// As if nobody had died.
-	{settled, "", end{state: succeeded, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 1, charges: [2]int{1, 1}}},
-	{settled, "close-after-commit", end{state: held, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 1, charges: [2]int{1, 1}}},
-	{settled, "reset-before-commit", end{state: held, sends: 1}, end{state: succeeded, sends: 2, charges: [2]int{1, 1}}},
-	{settled, "decline-402", end{state: failed, sends: 1}, end{state: failed, sends: 1}},
+	{settled, "", end{state: succeeded, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 1, charges: [2]int{never, 1}}},
+	{settled, "close-after-commit", end{state: held, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 1, charges: [2]int{1, 1}}, end{state: succeeded, sends: 2, charges: [2]int{never, 1}}},
+	{settled, "reset-before-commit", end{state: held, sends: 1}, end{state: succeeded, sends: 2, charges: [2]int{1, 1}}, end{state: succeeded, sends: 2, charges: [2]int{never, 1}}},
+	{settled, "decline-402", end{state: failed, sends: 1}, end{state: failed, sends: 1}, end{state: failed, sends: 1, charges: [2]int{never, 0}}},
 }
 
 func (k killed) in(column string) end {
-	return map[string]end{"hold": k.hold, "check": k.check}[column]
+	return map[string]end{"hold": k.hold, "check": k.check, "resume": k.resume}[column]
 }
 
 // killSteps are the moments, in the order of a payment's life.
@@ -372,7 +374,7 @@ var _ = onServers("A gateway is killed while", func() {
 						name, want := killedAt(column), row.in(column.name)
 						c := &cell{
 							w: w, judge: at[name], order: fmt.Sprintf("kill-%02d-%02d-%d-end", i, j, n), tool: toolOf(column, name),
-							fault: row.fault, want: want, charges: want.charges[0],
+							fault: row.fault, want: want, charges: want.charges[slices.Index(judges, name)],
 						}
 						cells[killName(step.name, row.fault, column.name)] = c
 						k.cells = append(k.cells, c)

@@ -57,6 +57,8 @@ var columns = []column{
 		asks(v1alpha1.FinalitySettleAfter)(budget, tool)
 		tool.Spec.StatusCheck.Deadline = &metav1.Duration{Duration: matrixAsked}
 	}},
+	// Only with a provider that knows keys may the same be sent again.
+	{name: "resume", only: knows, policy: resumes(24 * time.Hour)},
 }
 
 // The providers: one takes each request for a new one, the other knows a key again.
@@ -103,49 +105,54 @@ type end struct {
 
 // matrixRow is a fault, and its end in each column.
 type matrixRow struct {
-	fault string
-	hold  end
-	check end
+	fault  string
+	hold   end
+	check  end
+	resume end
 }
+
+// never stands for the charges at a provider that a column does not have.
+const never = -1
 
 // The rules, in short: what was written in part or whole and has no final answer of the
 // provider is unknown, whatever the provider did; so are 5xx, 3xx and a cut body; a 202 is
 // pending where somebody asks, and unknown where nobody does. A person decides what is
-// unknown, or the check does: "paid" ends it; "nothing moved" lets the agent pay.
+// unknown, or the check does: "paid" ends it; "nothing moved" lets the agent pay. Or the same is sent again under its
+// key: the provider's answer to that ends it, whether it pays now or has paid before. What was accepted is not sent again.
 var matrix = []matrixRow{
-	// fault                      Hold:   told      ends       sends charges   StatusCheck
-	{"", end{paid, succeeded, 1, [2]int{1, 1}}, end{paid, succeeded, 1, [2]int{1, 1}}},
-	{"lost-answer", end{unknown, held, 1, [2]int{1, 1}}, end{unknown, succeeded, 1, [2]int{1, 1}}},
-	{"close-after-commit", end{unknown, held, 1, [2]int{1, 1}}, end{unknown, succeeded, 1, [2]int{1, 1}}},
-	{"reset-before-commit", end{unknown, held, 1, [2]int{0, 0}}, end{unknown, retryable, 2, [2]int{1, 1}}},
-	{"reset-after-commit", end{unknown, held, 1, [2]int{1, 1}}, end{unknown, succeeded, 1, [2]int{1, 1}}},
-	{"delay:100ms", end{paid, succeeded, 1, [2]int{1, 1}}, end{paid, succeeded, 1, [2]int{1, 1}}},
+	// fault                      Hold: told, ends, sends, charges; StatusCheck; Resume
+	{"", end{paid, succeeded, 1, [2]int{1, 1}}, end{paid, succeeded, 1, [2]int{1, 1}}, end{paid, succeeded, 1, [2]int{never, 1}}},
+	{"lost-answer", end{unknown, held, 1, [2]int{1, 1}}, end{unknown, succeeded, 1, [2]int{1, 1}}, end{unknown, succeeded, 2, [2]int{never, 1}}},
+	{"close-after-commit", end{unknown, held, 1, [2]int{1, 1}}, end{unknown, succeeded, 1, [2]int{1, 1}}, end{unknown, succeeded, 2, [2]int{never, 1}}},
+	{"reset-before-commit", end{unknown, held, 1, [2]int{0, 0}}, end{unknown, retryable, 2, [2]int{1, 1}}, end{unknown, succeeded, 2, [2]int{never, 1}}},
+	{"reset-after-commit", end{unknown, held, 1, [2]int{1, 1}}, end{unknown, succeeded, 1, [2]int{1, 1}}, end{unknown, succeeded, 2, [2]int{never, 1}}},
+	{"delay:100ms", end{paid, succeeded, 1, [2]int{1, 1}}, end{paid, succeeded, 1, [2]int{1, 1}}, end{paid, succeeded, 1, [2]int{never, 1}}},
 	// The money moves after the gateway has given up, and within settleAfter.
-	{"delay:2s", end{unknown, held, 1, [2]int{1, 1}}, end{unknown, succeeded, 1, [2]int{1, 1}}},
-	{"delay-after-commit:100ms", end{paid, succeeded, 1, [2]int{1, 1}}, end{paid, succeeded, 1, [2]int{1, 1}}},
-	{"delay-after-commit:2s", end{unknown, held, 1, [2]int{1, 1}}, end{unknown, succeeded, 1, [2]int{1, 1}}},
-	{"error-500-after-commit", end{unknown, held, 1, [2]int{1, 1}}, end{unknown, succeeded, 1, [2]int{1, 1}}},
-	{"error-503-before-commit", end{unknown, held, 1, [2]int{0, 0}}, end{unknown, retryable, 2, [2]int{1, 1}}},
-	{"decline-402", end{declined, failed, 1, [2]int{0, 0}}, end{declined, failed, 1, [2]int{0, 0}}},
-	{"error-400", end{told{http.StatusBadRequest, allow, ""}, failed, 1, [2]int{0, 0}}, end{told{http.StatusBadRequest, allow, ""}, failed, 1, [2]int{0, 0}}},
-	{"redirect-301", end{unknown, held, 1, [2]int{0, 0}}, end{unknown, retryable, 2, [2]int{1, 1}}},
-	{"redirect-302", end{unknown, held, 1, [2]int{0, 0}}, end{unknown, retryable, 2, [2]int{1, 1}}},
-	{"redirect-303", end{unknown, held, 1, [2]int{0, 0}}, end{unknown, retryable, 2, [2]int{1, 1}}},
-	{"redirect-307", end{unknown, held, 1, [2]int{0, 0}}, end{unknown, retryable, 2, [2]int{1, 1}}},
-	{"cut-body", end{unknown, held, 1, [2]int{1, 1}}, end{unknown, succeeded, 1, [2]int{1, 1}}},
-	{"accepted-202:500ms", end{unknown, held, 1, [2]int{1, 1}}, end{pending, succeeded, 1, [2]int{1, 1}}},
+	{"delay:2s", end{unknown, held, 1, [2]int{1, 1}}, end{unknown, succeeded, 1, [2]int{1, 1}}, end{unknown, succeeded, 2, [2]int{never, 1}}},
+	{"delay-after-commit:100ms", end{paid, succeeded, 1, [2]int{1, 1}}, end{paid, succeeded, 1, [2]int{1, 1}}, end{paid, succeeded, 1, [2]int{never, 1}}},
+	{"delay-after-commit:2s", end{unknown, held, 1, [2]int{1, 1}}, end{unknown, succeeded, 1, [2]int{1, 1}}, end{unknown, succeeded, 2, [2]int{never, 1}}},
+	{"error-500-after-commit", end{unknown, held, 1, [2]int{1, 1}}, end{unknown, succeeded, 1, [2]int{1, 1}}, end{unknown, succeeded, 2, [2]int{never, 1}}},
+	{"error-503-before-commit", end{unknown, held, 1, [2]int{0, 0}}, end{unknown, retryable, 2, [2]int{1, 1}}, end{unknown, succeeded, 2, [2]int{never, 1}}},
+	{"decline-402", end{declined, failed, 1, [2]int{0, 0}}, end{declined, failed, 1, [2]int{0, 0}}, end{declined, failed, 1, [2]int{never, 0}}},
+	{"error-400", end{told{http.StatusBadRequest, allow, ""}, failed, 1, [2]int{0, 0}}, end{told{http.StatusBadRequest, allow, ""}, failed, 1, [2]int{0, 0}}, end{told{http.StatusBadRequest, allow, ""}, failed, 1, [2]int{never, 0}}},
+	{"redirect-301", end{unknown, held, 1, [2]int{0, 0}}, end{unknown, retryable, 2, [2]int{1, 1}}, end{unknown, succeeded, 2, [2]int{never, 1}}},
+	{"redirect-302", end{unknown, held, 1, [2]int{0, 0}}, end{unknown, retryable, 2, [2]int{1, 1}}, end{unknown, succeeded, 2, [2]int{never, 1}}},
+	{"redirect-303", end{unknown, held, 1, [2]int{0, 0}}, end{unknown, retryable, 2, [2]int{1, 1}}, end{unknown, succeeded, 2, [2]int{never, 1}}},
+	{"redirect-307", end{unknown, held, 1, [2]int{0, 0}}, end{unknown, retryable, 2, [2]int{1, 1}}, end{unknown, succeeded, 2, [2]int{never, 1}}},
+	{"cut-body", end{unknown, held, 1, [2]int{1, 1}}, end{unknown, succeeded, 1, [2]int{1, 1}}, end{unknown, succeeded, 2, [2]int{never, 1}}},
+	{"accepted-202:500ms", end{unknown, held, 1, [2]int{1, 1}}, end{pending, succeeded, 1, [2]int{1, 1}}, end{unknown, held, 1, [2]int{never, 1}}},
 	// The provider says that it works on it until nobody asks any more: then a person decides.
-	{"accepted-202:never", end{unknown, held, 1, [2]int{0, 0}}, end{pending, held, 1, [2]int{0, 0}}},
-	{"no-content-204", end{told{http.StatusNoContent, allow, ""}, succeeded, 1, [2]int{1, 1}}, end{told{http.StatusNoContent, allow, ""}, succeeded, 1, [2]int{1, 1}}},
-	{"event-stream", end{told{http.StatusOK, allow, ""}, succeeded, 1, [2]int{1, 1}}, end{told{http.StatusOK, allow, ""}, succeeded, 1, [2]int{1, 1}}},
-	{"big:2097152", end{paid, succeeded, 1, [2]int{1, 1}}, end{paid, succeeded, 1, [2]int{1, 1}}},
+	{"accepted-202:never", end{unknown, held, 1, [2]int{0, 0}}, end{pending, held, 1, [2]int{0, 0}}, end{unknown, held, 1, [2]int{never, 0}}},
+	{"no-content-204", end{told{http.StatusNoContent, allow, ""}, succeeded, 1, [2]int{1, 1}}, end{told{http.StatusNoContent, allow, ""}, succeeded, 1, [2]int{1, 1}}, end{told{http.StatusNoContent, allow, ""}, succeeded, 1, [2]int{never, 1}}},
+	{"event-stream", end{told{http.StatusOK, allow, ""}, succeeded, 1, [2]int{1, 1}}, end{told{http.StatusOK, allow, ""}, succeeded, 1, [2]int{1, 1}}, end{told{http.StatusOK, allow, ""}, succeeded, 1, [2]int{never, 1}}},
+	{"big:2097152", end{paid, succeeded, 1, [2]int{1, 1}}, end{paid, succeeded, 1, [2]int{1, 1}}, end{paid, succeeded, 1, [2]int{never, 1}}},
 	// Both are let go once the gateway has given up.
-	{"hold", end{unknown, held, 1, [2]int{1, 1}}, end{unknown, succeeded, 1, [2]int{1, 1}}},
-	{"hold-after-commit", end{unknown, held, 1, [2]int{1, 1}}, end{unknown, succeeded, 1, [2]int{1, 1}}},
+	{"hold", end{unknown, held, 1, [2]int{1, 1}}, end{unknown, succeeded, 1, [2]int{1, 1}}, end{unknown, succeeded, 2, [2]int{never, 1}}},
+	{"hold-after-commit", end{unknown, held, 1, [2]int{1, 1}}, end{unknown, succeeded, 1, [2]int{1, 1}}, end{unknown, succeeded, 2, [2]int{never, 1}}},
 }
 
 func (r matrixRow) in(column string) end {
-	return map[string]end{"hold": r.hold, "check": r.check}[column]
+	return map[string]end{"hold": r.hold, "check": r.check, "resume": r.resume}[column]
 }
 
 // judge is a provider that counts what it gets for each order.
@@ -293,8 +300,12 @@ func (c *cell) matrix(ctx context.Context) error {
 	switch c.want.state {
 	case succeeded, failed:
 		back = told{first.status, replay, ""}
-		if first.verdict() != allow {
-			back.status = http.StatusOK // the check has found it
+		switch {
+		case first.verdict() == allow:
+		case c.asked:
+			back.status = http.StatusOK // what the check has found
+		default:
+			back.status = http.StatusCreated // what the provider has answered to the same
 		}
 	case retryable:
 		back = paid
@@ -459,7 +470,7 @@ var _ = onServers("The matrix of faults", func() {
 						want := row.in(column.name)
 						c := &cell{
 							w: w, judge: at[name], order: fmt.Sprintf("m-%02d-%d-%d-end", i, j, k), tool: toolOf(column, name),
-							fault: row.fault, asked: column.name != "hold", want: want, charges: want.charges[k],
+							fault: row.fault, asked: column.name == "check", want: want, charges: want.charges[k],
 						}
 						cells[cellName(row.fault, column.name, name)] = c
 						c.start(going, func(ctx context.Context) error {
