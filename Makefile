@@ -21,6 +21,9 @@ KILLS ?= 100
 # since there each waits until the one before is on the disk. make test admits 50,000 on Redis and
 # 5,000 on each other store.
 ADMISSIONS ?= 1000000
+# How many intents make drills writes down in the cluster, and how many of them are held.
+INTENTS ?= 20000
+HELD ?= 1000
 # Tested once more with the race detector, where there is a C compiler for it.
 RACE_PKG ?= ./internal/store/... ./internal/guard/...
 
@@ -115,7 +118,7 @@ drills: ## Kill gateways and stores under load, 200 times, admit a million calls
 	for store in redis postgres; do \
 		admissions=$(ADMISSIONS); if [[ $$store == postgres ]]; then admissions=$$((admissions / 10)); fi; \
 		echo "drills: $(KILLS) kills of gateways and of $$store, $$admissions admissions"; \
-		HOLDFAST_E2E_STORE=$$store HOLDFAST_E2E_KILLS=$(KILLS) HOLDFAST_E2E_ADMISSIONS=$$admissions go test $(TESTFLAGS) -timeout=5h -v ./test/e2e -run '^TestEndToEnd$$' -ginkgo.label-filter=drill; \
+		HOLDFAST_E2E_STORE=$$store HOLDFAST_E2E_KILLS=$(KILLS) HOLDFAST_E2E_ADMISSIONS=$$admissions HOLDFAST_E2E_INTENTS=$(INTENTS) HOLDFAST_E2E_HELD=$(HELD) go test $(TESTFLAGS) -timeout=5h -v ./test/e2e -run '^TestEndToEnd$$' -ginkgo.label-filter=drill; \
 	done
 
 .PHONY: clean

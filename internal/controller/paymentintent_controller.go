@@ -27,6 +27,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrlcontroller "sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -54,6 +55,9 @@ const (
 	reasonNotSent        = "NotSent"
 )
 
+// registerers are how many intents are looked at side by side.
+const registerers = 8
+
 // refusedAgain is how soon an intent is registered again that was refused for what can pass.
 const refusedAgain = time.Minute
 
@@ -76,6 +80,8 @@ func (r *IntentReconciler) SetupWithManager(mgr ctrl.Manager) error {
 		Watches(&v1alpha1.AgentTool{}, handler.EnqueueRequestsFromMapFunc(r.ofTool), builder.WithPredicates(conditionsChanged())).
 		Watches(&v1alpha1.IdempotencyStore{}, handler.EnqueueRequestsFromMapFunc(r.ofStore), builder.WithPredicates(conditionsChanged())).
 		WatchesRawSource(source.Channel(r.Look, &handler.EnqueueRequestForObject{})).
+		// Thousands may come at once, and each waits for the store and for the API server. Records keep them apart.
+		WithOptions(ctrlcontroller.Options{MaxConcurrentReconciles: registerers}).
 		Complete(r)
 }
 
