@@ -90,7 +90,8 @@ func CacheOptions(namespace string) cache.Options {
 		},
 	}
 	maps.Copy(read, DeployedCache())
-	return cache.Options{ByObject: read}
+	// Who owns which field is not asked, and is a third of an object.
+	return cache.Options{ByObject: read, DefaultTransform: cache.TransformStripManagedFields()}
 }
 
 // LiveClient reads and writes without a cache, and refuses fields that the API server does not know.

@@ -30,7 +30,7 @@ func requests(ctx context.Context, c client.Reader, list client.ObjectList, name
 	if !ok {
 		return nil
 	}
-	if err := c.List(ctx, list, client.InNamespace(namespace)); err != nil {
+	if err := c.List(ctx, list, client.InNamespace(namespace), client.UnsafeDisableDeepCopy); err != nil { // they are only read
 		log.FromContext(ctx).Error(err, "objects to look at again could not be listed")
 		return nil
 	}

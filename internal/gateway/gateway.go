@@ -16,8 +16,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
-	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -223,16 +221,9 @@ func (g *Gateway) Ready(*http.Request) error {
 // NeedLeaderElection is false: every replica serves.
 func (g *Gateway) NeedLeaderElection() bool { return false }
 
-// garbage is GOGC of a process with a gateway that does not name its own: a call makes
-// much garbage, and a gateway keeps little, so that at Go's 100 it would collect all
-// the time. It costs some tens of MiB.
-const garbage = 400
-
 // Start serves until ctx ends, then lets the calls in progress end and settle.
 func (g *Gateway) Start(ctx context.Context) error {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(garbage)
-	}
+	collectGarbage(ctx)
 	listener := g.o.Listener
 	if listener == nil {
 		var err error
