@@ -18,7 +18,7 @@ const (
 	// garbage is GOGC as long as little is kept, leastGarbage that however much is.
 	garbage, leastGarbage = 400, 50
 	// heapAim is what the heap grows to at the most, unless more than half of it is kept.
-	heapAim = 144 << 20
+	heapAim = 112 << 20
 	// garbageTick is how often it is looked how much is kept.
 	garbageTick = time.Second
 	liveHeap    = "/gc/heap/live:bytes"

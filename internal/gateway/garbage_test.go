@@ -6,7 +6,7 @@ import (
 )
 
 func TestGarbageFollowsWhatIsKept(t *testing.T) {
-	for _, tt := range []struct{ keptMiB, want int }{{0, 400}, {8, 400}, {28, 400}, {36, 300}, {72, 100}, {96, 50}, {500, 50}} {
+	for _, tt := range []struct{ keptMiB, want int }{{0, 400}, {8, 400}, {22, 400}, {28, 300}, {56, 100}, {75, 50}, {500, 50}} {
 		if got := garbageFor(uint64(tt.keptMiB) << 20); got != tt.want {
 			t.Errorf("for %d MiB it is %d, want %d", tt.keptMiB, got, tt.want)
 		}
