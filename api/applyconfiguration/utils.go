@@ -70,6 +70,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.IntentBudgetSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("IntentBudgetStatus"):
 		return &apiv1alpha1.IntentBudgetStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("LocalUpstream"):
+		return &apiv1alpha1.LocalUpstreamApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("LookalikeSpec"):
 		return &apiv1alpha1.LookalikeSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MaxHeldSpec"):

@@ -149,11 +149,15 @@ type HTTPUpstream struct {
 
 // ToolUpstream is the tool's own endpoint. Exactly one member is set.
 //
-// +kubebuilder:validation:XValidation:rule="has(self.http)",message="exactly one kind of upstream must be set: set http"
+// +kubebuilder:validation:XValidation:rule="[has(self.http), has(self.local)].filter(x, x).size() == 1",message="exactly one kind of upstream must be set: http or local"
 type ToolUpstream struct {
 	// http is an endpoint over HTTP.
 	// +optional
 	HTTP *HTTPUpstream `json:"http,omitempty"`
+
+	// local says that the tool runs inside its agent, which claims an attempt before it runs and settles it afterwards. Only for a Mutating tool.
+	// +optional
+	Local *LocalUpstream `json:"local,omitempty"`
 }
 
 // ResponseCache says how long an answer of a ReadOnly tool may be served again.
@@ -451,6 +455,10 @@ type RateLimitSpec struct {
 // +kubebuilder:validation:XValidation:rule="self.effect != 'Mutating' || has(self.identity)",message="a Mutating tool needs identity: what makes two calls the same payment"
 // +kubebuilder:validation:XValidation:rule="self.effect != 'Mutating' || has(self.idempotency)",message="a Mutating tool needs idempotency: at least how the upstream receives the key"
 // +kubebuilder:validation:XValidation:rule="self.effect != 'Mutating' || !has(self.upstream.http) || has(self.upstream.http.settleAfter)",message="a Mutating tool needs upstream.http.settleAfter"
+// +kubebuilder:validation:XValidation:rule="!has(self.upstream.local) || self.effect == 'Mutating'",message="a local tool must be Mutating: what moves nothing needs no claim"
+// +kubebuilder:validation:XValidation:rule="!has(self.upstream.local) || !(has(self.outcomes) || has(self.statusCheck) || has(self.unknownOutcome) && self.unknownOutcome != 'Hold')",message="the agent of a local tool says itself how an attempt ended, and a person decides what it does not know: remove outcomes and statusCheck, and set unknownOutcome to Hold or remove it"
+// +kubebuilder:validation:XValidation:rule="!has(self.upstream.local) || !has(self.idempotency) || has(self.idempotency.key.none)",message="the agent of a local tool gets the key with its claim and passes it on itself: set idempotency.key to none"
+// +kubebuilder:validation:XValidation:rule="!has(self.upstream.local) || !has(self.retryBudget) || !has(self.retryBudget.perAttemptTimeout)",message="perAttemptTimeout is for upstream.http: use upstream.local.lease"
 // +kubebuilder:validation:XValidation:rule="self.effect != 'Mutating' || !has(self.cache)",message="cache is for ReadOnly tools: the answers of a Mutating tool are kept by its intents"
 // +kubebuilder:validation:XValidation:rule="self.effect != 'ReadOnly' || !(has(self.concurrency) || has(self.rateLimit))",message="the limits of concurrency and rateLimit are kept in the budget's store, and a ReadOnly tool has none: remove them"
 // +kubebuilder:validation:XValidation:rule="self.effect != 'ReadOnly' || !(has(self.intentBudgetRef) || has(self.identity) || has(self.idempotency) || has(self.outcomes) || has(self.retryBudget) || has(self.unknownOutcome) || has(self.statusCheck))",message="a ReadOnly tool has no intents: remove intentBudgetRef, identity, idempotency, outcomes, retryBudget, unknownOutcome and statusCheck"

@@ -59,6 +59,8 @@ type call struct {
 	w http.ResponseWriter
 	r *http.Request
 	route
+	// action is what is asked of an intent of a local tool; empty: it is called, or polled.
+	action action
 	caller access.Caller
 	// ring seals the request, where the tool has it kept.
 	ring *keyring.Ring
@@ -103,6 +105,12 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // serve answers by itself, or gives the problem to answer with.
 func (c *call) serve() *problem {
 	rt, ok, err := parseRoute(c.r.URL.EscapedPath())
+	if rt.poll && c.r.Method == http.MethodPost {
+		if of, act, is := cutAction(c.r.URL.EscapedPath()); is {
+			rt, ok, err = parseRoute(of)
+			rt.poll, c.action = false, act
+		}
+	}
 	if !ok {
 		return refusal(http.StatusNotFound, "not-found", "There is nothing here", actFixRequest,
 			"A tool is called at /v1/namespaces/NAMESPACE/tools/TOOL, an intent is asked for at …/intents/ID.").hangUp()
@@ -122,8 +130,12 @@ func (c *call) serve() *problem {
 		return c.noPolicy(err)
 	}
 	switch {
+	case c.action != "":
+		return c.local(tool)
 	case c.poll:
 		return c.answerPoll(tool)
+	case tool.Local:
+		return notCalled(tool)
 	case !slices.Contains(tool.Upstream.Methods, c.r.Method):
 		p := refusal(http.StatusBadRequest, "invalid-request", "The method is not declared", actFixRequest,
 			"The tool does not take this method: use %s.", strings.Join(tool.Upstream.Methods, " or "))

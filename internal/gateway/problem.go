@@ -211,6 +211,15 @@ func fromGuard(a guard.Answer, who access.Caller) *problem {
 		case guard.ReasonRateLimited:
 			return set(http.StatusTooManyRequests, "rate-limited", "The tool is called too often", actRetryLater, fmt.Sprintf(
 				"%s: the tool is called more often than it allows. Send the same request with the same intent ID again after %d seconds.", notSent(v), max(p.RetryAfter, 1)))
+		case guard.ReasonClaimUsed:
+			return set(http.StatusConflict, "claim-used", "The claim's token was used", actFixRequest,
+				"This token names an earlier claim of the intent, which has ended. Nothing was claimed. Claim again with the same intent ID and a new token in "+headerClaim+"."+ask)
+		case guard.ReasonLeaseOver:
+			return set(http.StatusConflict, "lease-over", "The attempt's lease is over", actStop,
+				"This attempt no longer holds the lease: it was settled, or its time was over. Stop what it does, send nothing more under it, and settle it with what is known."+ask)
+		case guard.ReasonRenewedEnough:
+			return set(http.StatusConflict, "renewed-enough", "The lease is not renewed any more", actStop,
+				"The attempt has run for as long as the tool allows (upstream.local.renewFor). Its lease ends when it would have: stop by then, and settle the attempt with what is known."+ask)
 		case guard.ReasonUnreachable:
 			return set(http.StatusBadGateway, "upstream-unreachable", "The upstream could not be reached", actRetryLater,
 				nothingPaid(v)+": "+lastDetail(v)+". Send the same request with the same intent ID again later.")

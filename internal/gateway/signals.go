@@ -140,6 +140,8 @@ func (c *call) end(took time.Duration) {
 		c.g.o.Metrics.Refused(verdict, c.reason)
 	case c.poll:
 		c.measured.Poll(verdict)
+	case c.action == actRenew, c.action == actSettle:
+		// They belong to a call that was counted when it was claimed.
 	default:
 		c.measured.Call(verdict, c.reason)
 		if c.verdict == guard.UnknownHold && slices.Contains(c.reasons, guard.KeyExpired) {
@@ -154,6 +156,9 @@ func (c *call) end(took time.Duration) {
 // evidence says that somebody may have to look into this call later: its line must not be
 // left out, however many there are.
 func (c *call) evidence() bool {
+	if c.action == actSettle && c.cause != nil {
+		return true // a result that is not on its record
+	}
 	return !c.poll && (c.verdict == guard.UnknownHold || c.verdict == guard.Conflict || c.outcome != "" && c.outcome != guard.AttemptSucceeded)
 }
 
@@ -179,6 +184,9 @@ func (c *call) log(took time.Duration) {
 	}
 	if c.poll {
 		fields = append(fields, "poll", true)
+	}
+	if c.action != "" {
+		fields = append(fields, "action", c.action)
 	}
 	if c.hold != "" {
 		fields = append(fields, "hold", c.hold, "reasons", reasonTexts(c.reasons))

@@ -77,6 +77,15 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 				e.giveBack(&pass)
 				return e.conflict(cur, reason), nil
 			}
+			if cur.claimedBy(&c) {
+				e.giveBack(&pass)
+				a, other, err := e.reclaim(ctx, cur, start, now)
+				if err == nil && other != nil {
+					cur = other
+					continue
+				}
+				return a, err
+			}
 			if cur.State == Tombstone {
 				e.giveBack(&pass)
 				a, again, err := e.holdCall(ctx, &cur, cur.clone(), p, &hold{Reasons: []Reason{KeyExpired}}, e.remembers(cur), now)
@@ -98,6 +107,10 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 			if unregistered(p, cur) {
 				e.giveBack(&pass)
 				return e.notRegistered(c.Key, cur), nil
+			}
+			if cur.hasClaim(c.Claim) {
+				e.giveBack(&pass)
+				return Answer{Verdict: Deny, Reason: ReasonClaimUsed, Intent: cur.view(e.id.Epoch)}, nil
 			}
 			if wait, refused := cur.refuseRetry(&c, &retryAsked); refused {
 				a.Verdict, a.Reason, a.RetryAfter = Deny, ReasonRetryRatio, max(wait, time.Millisecond)
@@ -289,7 +302,7 @@ func (e *Engine) begin(cur *record, c Call, p Policy, now time.Time) *record {
 	lease := e.lease(p)
 	next.Attempts = append(next.Attempts, attempt{
 		Number: len(next.Attempts) + 1, Generation: next.Generation, Nonce: e.o.Nonce(),
-		Started: now, LeaseEnd: now.Add(lease), Lease: lease, Grace: e.grace(), SettleAfter: p.SettleAfter,
+		Started: now, LeaseEnd: now.Add(lease), Lease: lease, Grace: e.grace(), SettleAfter: p.SettleAfter, Claim: c.Claim,
 	})
 	return next
 }

@@ -107,6 +107,7 @@ func (p *Policy) fields(c *coder) {
 	p.Rate.fields(c, 32, 33)
 	p.RatePerCaller.fields(c, 34, 35)
 	c.yes(50, &p.RegisteredOnly)
+	integer(c, 60, &p.RenewFor)
 }
 
 func (g *Registration) fields(c *coder) {
@@ -166,6 +167,8 @@ func (a *attempt) fields(c *coder) {
 	text(c, 22, &a.Detail)
 	c.yes(23, &a.Resumed)
 	c.time(24, &a.Wall)
+	text(c, 60, &a.Claim)
+	integer(c, 61, &a.Renewals)
 }
 
 func (h *hold) fields(c *coder) {

@@ -81,6 +81,12 @@ const (
 	ReasonRetryRatio Reason = "retry_ratio"
 	// ReasonNotRegistered: the tool takes only intents that were registered (DENY).
 	ReasonNotRegistered Reason = "not_registered"
+	// ReasonClaimUsed: the token of a claim names an earlier attempt (DENY).
+	ReasonClaimUsed Reason = "claim_used"
+	// ReasonLeaseOver: the attempt no longer holds the lease, so it cannot be renewed (DENY).
+	ReasonLeaseOver Reason = "lease_over"
+	// ReasonRenewedEnough: the attempt has run for as long as its tool allows (DENY).
+	ReasonRenewedEnough Reason = "renewed_enough"
 	// ReasonUnreachable: nothing could be sent (DENY, or REPLAY once attempts are spent).
 	ReasonUnreachable Reason = "upstream_unreachable"
 )
@@ -123,6 +129,9 @@ type Call struct {
 	// Behind: others of this process wait for a slot already. The call is told all else
 	// that it would be told, and takes no slot.
 	Behind bool
+	// Claim is the caller's own token of the claim of a local tool: under the same one it
+	// gets the same attempt again. Empty: the attempt is this process's.
+	Claim string
 	// Passed: the call was counted by the rate limits before, and waited for a slot since.
 	Passed bool
 	// Keep seals the request, bound to these bytes, so that gateways alone can read it and
@@ -146,6 +155,8 @@ type Policy struct {
 	TTL time.Duration
 	// Timeout is the upstream's.
 	Timeout time.Duration
+	// RenewFor is how long after its beginning an attempt's lease may be renewed; 0: never.
+	RenewFor time.Duration
 	// SettleAfter is the longest time from the send's deadline until a payment is
 	// visible in the provider's ledger or never will be.
 	SettleAfter time.Duration

@@ -18,7 +18,7 @@ const inHandFor = time.Minute
 type inUse struct {
 	retired   bool
 	refused   error // why no call is let in; nil: they are
-	admitting int
+	admitting int   // calls that are let in, renewals and settlements
 	// open are the attempts whose results are not durable, by nonce, and when each lease ends.
 	open map[string]Reading
 }
@@ -76,6 +76,14 @@ func (e *Engine) enter() error {
 	}
 	e.inUse.admitting++
 	return nil
+}
+
+// keepOpen begins what is done about an attempt that was let in before: it is done also
+// where no call is let in any more.
+func (e *Engine) keepOpen() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.inUse.admitting++
 }
 
 func (e *Engine) leave() {

@@ -43,6 +43,8 @@ const (
 	resumeByStore    mutation = "the provider's window is counted by the store's clock alone"
 	resumeNewKey     mutation = "what is sent again has another key"
 	resumeDecides    mutation = "a refused resumed attempt has failed"
+	renewsOver       mutation = "a lease that is over is renewed"
+	renewsUnwritten  mutation = "a renewal is told and not written"
 	absenceCounts    mutation = "a payment that was accepted and is not visible counts as failed"
 )
 

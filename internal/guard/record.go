@@ -86,6 +86,10 @@ type attempt struct {
 	Response  *Response // of a success that has not been joined yet
 	Status    int
 	Detail    string
+	// Claim is the token under which a local tool's agent claimed it.
+	Claim string
+	// Renewals is how often its lease was renewed. Each is watched anew.
+	Renewals int
 }
 
 // unknown: not known to have moved nothing, and not known to have succeeded.
@@ -417,6 +421,9 @@ func (r *record) watched() string {
 	}
 	if a := r.last(); a != nil {
 		name += a.Nonce
+		if a.Renewals > 0 {
+			name += " " + strconv.Itoa(a.Renewals)
+		}
 	}
 	return name + r.watchedCheck()
 }

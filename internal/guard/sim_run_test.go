@@ -121,6 +121,7 @@ func TestSimulatorFindsWhatIsTakenOut(t *testing.T) {
 		{m: noLaterProbes}, {m: unknownIsFree}, {m: rejectedIsFree}, {m: jumpIgnored}, {m: lostIsNew}, {m: importForgets}, {m: noBudget}, {m: slotsStay},
 		{rule: anyCredential}, {m: resumeAnyAge}, {m: resumeAgeOfLast}, {m: resumeByStore}, {m: resumeNewKey}, {m: resumeDecides},
 		{m: oneCheckIsEnough}, {m: checksAtOnce}, {m: absenceCounts},
+		{m: renewsOver}, {m: renewsUnwritten},
 		{m: spendUnlimited}, {m: spendUnknownFree}, {m: spendAgesEarly},
 	}
 	if testing.Short() {

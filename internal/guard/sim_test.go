@@ -157,6 +157,10 @@ type world struct {
 	dedup  *simDedup  // the provider deduplicates; nil: it does not
 	quiet  bool       // nothing goes wrong any more
 	limits *rand.Rand // of the world's own limits, which come and go; nil: there are none
+	// local: tools run inside their agents (see sim_local_test.go); claims counts tokens.
+	local  *rand.Rand
+	claims int
+	fences map[*Ticket]Fence
 	window time.Duration
 	short  bool // window and TTL end within the history
 	stalls int  // how often an actor stalls, in percent
@@ -236,6 +240,9 @@ func (w *world) bug(err error) {
 		if errors.Is(err, expected) {
 			return
 		}
+	}
+	if errors.Is(err, ErrNoClaim) && w.loss.seq > 0 {
+		return // the claim was lost with the memory
 	}
 	if err != nil && w.mutation == none && w.rule == "" {
 		w.violate("%v", err)
@@ -908,7 +915,13 @@ func (w *world) call(p *process, in *simIntent, c Call) {
 	engine := p.engine
 	for {
 		startT := w.t
-		a, err := engine.Admit(ctx, c, pol)
+		var a Answer
+		var err error
+		if w.local != nil {
+			a, err = w.claim(p, engine, c, pol)
+		} else {
+			a, err = engine.Admit(ctx, c, pol)
+		}
 		if err != nil {
 			w.logf("%s: %v", who, err)
 			w.bug(err)
@@ -940,6 +953,9 @@ func (w *world) call(p *process, in *simIntent, c Call) {
 
 // attempt uses a ticket.
 func (w *world) attempt(p *process, in *simIntent, t *Ticket, who string) Answer {
+	if w.local != nil {
+		t = w.renew(p, t, who)
+	}
 	switch {
 	case w.chance(8):
 		a, _ := w.finish(p, t, Result{Outcome: AttemptRetryable, Detail: "refused to connect"}, who, in)
@@ -1004,7 +1020,7 @@ func (w *world) await(p *process, t *Ticket, m *message, who string, in *simInte
 
 func (w *world) finish(p *process, t *Ticket, res Result, who string, in *simIntent) (a Answer, written bool) {
 	w.stall()
-	a, err := w.engineOf[t].Settle(context.Background(), t, res)
+	a, err := w.settleFor(t, res)
 	if err != nil {
 		w.logf("%s: settle %s: %v", who, res.Outcome, err)
 		w.bug(err)
@@ -1368,6 +1384,9 @@ func (w *world) takeWrongly(p *process, o *object) {
 // policy lets answers and windows end within the history, in some worlds.
 func (w *world) policy() Policy {
 	p := Policy{Budget: "b", Window: w.window, TTL: w.window / 2, Timeout: simTimeout, SettleAfter: simSettleAfter, MaxHeld: 50, MaxHeldPerCaller: 50}
+	if w.local != nil {
+		p.RenewFor = simRenewFor
+	}
 	if w.tries > 0 {
 		p.Retry = &RetryBudget{Attempts: w.tries, Initial: 500 * time.Millisecond, Factor: 3, Max: 5 * time.Second}
 	}
@@ -1419,6 +1438,9 @@ func newWorld(seed uint64, rule worldRule, m mutation, dir string, tracing bool)
 	// The dice of the limits are their own, so that a world without them is as it was.
 	if limits := rand.New(rand.NewPCG(seed, 2)); limits.IntN(6) == 0 {
 		w.limits = limits
+	}
+	if local := rand.New(rand.NewPCG(seed, 3)); (local.IntN(5) == 0 || m == renewsOver || m == renewsUnwritten) && rule == "" {
+		w.local, w.fences = local, map[*Ticket]Fence{}
 	}
 	if err := w.open("e1"); err != nil {
 		return nil, err

@@ -45,6 +45,7 @@ const (
 	onCall         event = "call"          // Reserve passes
 	onBlocked      event = "blocked"       // a call, or a registration, met a hold reason
 	onRegister     event = "register"      // it is written down; or a face is given to what there is
+	onRenewed      event = "renewed"       // by the attempt's holder: its lease begins anew
 	onSettled      event = "settled"       // by the attempt's holder: the join
 	onLeaseOver    event = "lease over"    // the sweep, or any call that sees it: the join with this attempt unknown
 	onRelease      event = "Release"       //
@@ -106,6 +107,7 @@ var life = []step{
 	{Released, onLateSuccess, []State{Succeeded}},
 	{Released, onLateEvidence, []State{Released, Held}}, // held: it may be paid yet
 
+	{InFlight, onRenewed, []State{InFlight}},
 	{InFlight, onSettled, []State{Succeeded, Failed, Retryable, Pending, Held}},
 	{InFlight, onRegister, []State{InFlight}},
 	{InFlight, onLeaseOver, []State{Succeeded, Held}},

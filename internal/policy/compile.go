@@ -110,7 +110,11 @@ func Compile(tool *v1alpha1.AgentTool, budget *v1alpha1.IntentBudget) (*Tool, er
 	default:
 		return nil, specError("spec.effect", "%q is not known: use %s or %s", tool.Spec.Effect, v1alpha1.EffectMutating, v1alpha1.EffectReadOnly)
 	}
-	if err := out.compileUpstream(tool.Spec.Upstream.HTTP); err != nil {
+	upstream := func() error { return out.compileUpstream(tool.Spec.Upstream.HTTP) }
+	if tool.Spec.Upstream.Local != nil {
+		upstream = func() error { return out.compileLocal(&tool.Spec) }
+	}
+	if err := upstream(); err != nil {
 		return nil, err
 	}
 	if !out.Mutating {
@@ -134,7 +138,7 @@ const upstreamField = "spec.upstream.http"
 
 func (t *Tool) compileUpstream(spec *v1alpha1.HTTPUpstream) error {
 	if spec == nil {
-		return specError("spec.upstream", "names no upstream: set http")
+		return specError("spec.upstream", "names no upstream: set http or local")
 	}
 	var err error
 	if t.Upstream.URL, err = parseURL(spec.URL); err != nil {
@@ -295,14 +299,16 @@ func (t *Tool) compileMutating(spec *v1alpha1.AgentToolSpec) error {
 		return specError("spec.idempotency", "is missing: say at least how the upstream receives the key")
 	case spec.Cache != nil:
 		return specError("spec.cache", "is for ReadOnly tools: remove it")
-	case spec.Upstream.HTTP.SettleAfter == nil:
+	case !t.Local && spec.Upstream.HTTP.SettleAfter == nil:
 		return specError(upstreamField+".settleAfter", "is missing: say how long after a send a payment can still become visible at the provider")
 	}
 	t.Guard.Budget = spec.IntentBudgetRef.Name
 	t.Guard.Timeout = t.Upstream.Timeout
-	var err error
-	if t.Guard.SettleAfter, err = duration(upstreamField+".settleAfter", spec.Upstream.HTTP.SettleAfter, 0, boundsSettleAfter); err != nil {
-		return err
+	if !t.Local {
+		var err error
+		if t.Guard.SettleAfter, err = duration(upstreamField+".settleAfter", spec.Upstream.HTTP.SettleAfter, 0, boundsSettleAfter); err != nil {
+			return err
+		}
 	}
 	if err := t.compileIdempotency(spec.Idempotency); err != nil {
 		return err

@@ -35,6 +35,8 @@ type CallInput struct {
 	Body   []byte
 	// Agent is the caller.
 	Agent string
+	// IntentID is how the request's own path names the intent; empty: it does not.
+	IntentID string
 }
 
 // Identity is what a call says of its intent.
@@ -73,7 +75,7 @@ func (t *Tool) Identify(in CallInput) (Identity, error) {
 	defer ctx.end()
 
 	out := Identity{IdentityHash: i.hash, AmountHash: i.amountHash, RecipientHash: i.recipientHash}
-	if out.IntentID, err = i.readIntentID(ctx, c); err != nil {
+	if out.IntentID, err = i.readIntentID(ctx, c, in.IntentID); err != nil {
 		return Identity{}, err
 	}
 	if out.Scope, err = i.readScope(ctx, c); err != nil {
@@ -99,8 +101,9 @@ func (t *Tool) Identify(in CallInput) (Identity, error) {
 	return out, nil
 }
 
-// readIntentID asks the sources in order; the first that yields wins.
-func (i *identity) readIntentID(ctx context.Context, c *call) (string, error) {
+// readIntentID asks the sources in order; the first that yields wins. Where the path names
+// the intent, none need yield; one that does must say the same.
+func (i *identity) readIntentID(ctx context.Context, c *call, named string) (string, error) {
 	for _, source := range i.intentID {
 		v, err := source.eval(ctx, c)
 		if err == nil && v == nil || isMissing(err) {
@@ -116,7 +119,14 @@ func (i *identity) readIntentID(ctx context.Context, c *call) (string, error) {
 		if strings.Trim(text, " \t") == "" {
 			continue
 		}
-		return intent.ParseIntentID(text)
+		id, err := intent.ParseIntentID(text)
+		if err == nil && named != "" && id != named {
+			return "", invalid("intent ID", "%s yields %q, and the path names %q: give the same one in both", clip(source.text), clip(id), clip(named))
+		}
+		return id, err
+	}
+	if named != "" {
+		return named, nil
 	}
 	sources := make([]string, len(i.intentID))
 	for n, source := range i.intentID {

@@ -25,7 +25,10 @@ type Tool struct {
 	// Mutating: every call is an intent. Otherwise calls are passed through.
 	Mutating bool
 	// Store is the name of the IdempotencyStore of the tool's budget (Mutating).
-	Store    string
+	Store string
+	// Local: the agent runs it itself, between a claim and a settlement. Of Upstream it has
+	// only the Timeout, which is the lease.
+	Local    bool
 	Upstream Upstream
 	// CacheTTL is how long an answer may be served again (read-only); 0: not at all.
 	CacheTTL time.Duration

@@ -32,5 +32,11 @@ func Times(obj *v1alpha1.AgentTool) (timeout, settleAfter time.Duration) {
 			settleAfter = http.SettleAfter.Duration
 		}
 	}
+	if local := obj.Spec.Upstream.Local; local != nil {
+		timeout, settleAfter = defaultLease, local.SettleAfter.Duration
+		if local.Lease != nil {
+			timeout = local.Lease.Duration
+		}
+	}
 	return timeout, settleAfter
 }

@@ -95,6 +95,9 @@ func compare(ctx context.Context, o options, p *plan) (string, error) {
 	if tool.Spec.Effect != v1alpha1.EffectMutating {
 		return "", fmt.Errorf("the AgentTool %s/%s moves nothing (effect %s): there is nothing to test", p.namespace, p.tool, tool.Spec.Effect)
 	}
+	if tool.Spec.Upstream.HTTP == nil {
+		return "", notOverHTTP(p.tool)
+	}
 	p.toolObject = tool
 	if p.budgetObject != nil {
 		var budget v1alpha1.IntentBudget

@@ -220,6 +220,9 @@ func (d *documents) plan(o options) (*plan, error) {
 		if err := kinds.into(context.Background(), object, p.toolObject); err != nil {
 			return nil, err
 		}
+		if p.toolObject.Spec.Upstream.HTTP == nil {
+			return nil, notOverHTTP(p.tool)
+		}
 		if object.GetNamespace() != "" {
 			told = append(told, object.GetNamespace())
 		}
@@ -244,6 +247,11 @@ func (d *documents) plan(o options) (*plan, error) {
 		}
 	}
 	return p, p.check(spec, o)
+}
+
+// notOverHTTP: what runs inside its agent cannot be called from here.
+func notOverHTTP(tool string) error {
+	return fmt.Errorf("the AgentTool %s runs inside its agent (upstream.local) and cannot be called: test a tool with upstream.http", tool)
 }
 
 // chooseTool finds the AgentTool, or none if the files have none at all.

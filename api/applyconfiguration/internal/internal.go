@@ -572,6 +572,18 @@ var schemaYAML = typed.YAMLObject(`types:
   scalar: string
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.LineagePolicy
   scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.LocalUpstream
+  map:
+    fields:
+    - name: lease
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Duration
+    - name: renewFor
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Duration
+    - name: settleAfter
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Duration
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.LookalikeSpec
   map:
     fields:
@@ -1188,6 +1200,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: http
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.HTTPUpstream
+    - name: local
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.LocalUpstream
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.UnknownOutcome
   scalar: string
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.UpstreamCredentials

@@ -9,6 +9,8 @@ package v1alpha1
 type ToolUpstreamApplyConfiguration struct {
 	// http is an endpoint over HTTP.
 	HTTP *HTTPUpstreamApplyConfiguration `json:"http,omitempty"`
+	// local says that the tool runs inside its agent, which claims an attempt before it runs and settles it afterwards. Only for a Mutating tool.
+	Local *LocalUpstreamApplyConfiguration `json:"local,omitempty"`
 }
 
 // ToolUpstreamApplyConfiguration constructs a declarative configuration of the ToolUpstream type for use with
@@ -22,5 +24,13 @@ func ToolUpstream() *ToolUpstreamApplyConfiguration {
 // If called multiple times, the HTTP field is set to the value of the last call.
 func (b *ToolUpstreamApplyConfiguration) WithHTTP(value *HTTPUpstreamApplyConfiguration) *ToolUpstreamApplyConfiguration {
 	b.HTTP = value
+	return b
+}
+
+// WithLocal sets the Local field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Local field is set to the value of the last call.
+func (b *ToolUpstreamApplyConfiguration) WithLocal(value *LocalUpstreamApplyConfiguration) *ToolUpstreamApplyConfiguration {
+	b.Local = value
 	return b
 }
