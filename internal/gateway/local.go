@@ -210,7 +210,7 @@ func (c *call) give(engine *guard.Engine, a guard.Answer, status int) *problem {
 	t := a.Ticket
 	c.note(a)
 	c.attempt, c.counted, c.key = t.Attempt, true, t.ProviderKey
-	runFor := t.Left() + time.Since(c.came)
+	runFor := t.RunFor() + time.Since(c.came)
 	fence := t.Fence()
 	engine.HandOver(t)
 	return c.answerJSON(status, claimDocument{

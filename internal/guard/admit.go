@@ -28,7 +28,8 @@ type Ticket struct {
 	leaseEnd Reading // by this process's clocks
 	nonce    string
 	rec      *record
-	lenient  bool // mutation: the deadline is not looked at
+	settling time.Duration // what of the lease is for the settlement
+	lenient  bool          // mutation: the deadline is not looked at
 }
 
 // InTime says that the send's deadline is not over by either clock. It is asked
@@ -321,7 +322,7 @@ func (e *Engine) ticket(r *record, start Reading) Answer {
 	t := &Ticket{
 		Key: r.id(), Attempt: a.Number, ProviderKey: r.ProviderKey, clock: e.o.Clock,
 		deadline: start.after(a.Lease - e.o.Margin), leaseEnd: start.after(a.Lease),
-		nonce: a.Nonce, rec: r, lenient: e.o.mutation == noDeadline,
+		nonce: a.Nonce, rec: r, settling: e.o.Settlement, lenient: e.o.mutation == noDeadline,
 	}
 	e.inHand(t)
 	return Answer{Verdict: Allow, Intent: r.view(e.id.Epoch), Ticket: t}

@@ -38,6 +38,9 @@ func (t *Ticket) Fence() Fence {
 // HandOver ends this process's own part in an attempt that another one settles.
 func (e *Engine) HandOver(t *Ticket) { e.written(t) }
 
+// RunFor is the time that is left to run the attempt: what follows is for its settlement.
+func (t *Ticket) RunFor() time.Duration { return t.Left() - t.settling }
+
 // find gives the attempt that a fence names.
 func (r *record) find(f Fence) *attempt {
 	if r == nil || r.CallerUID != f.CallerUID || f.Nonce == "" {
