@@ -1,0 +1,276 @@
+// Package client lets a Go program make each of its payments once: it writes down what
+// it is about to do before it does it, asks Holdfast, runs, and tells what came of it.
+// After a crash it comes back under the same intent ID.
+//
+// Do is for a tool that runs inside the program (an AgentTool with upstream.local): it
+// wraps the function that moves the money. Call is for a tool that Holdfast itself calls.
+//
+// What must hold: the intent is in the outbox, synced, before anything is sent; that the
+// function begins is in the outbox, synced, before it begins; a function that has begun
+// and of which no result is in the outbox is never run again under the same attempt, and
+// its outcome is unknown; and whatever is repeated is repeated under the same intent ID.
+package client
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Options of a client. URL, Namespace, TokenFile and Outbox are needed.
+type Options struct {
+	// URL is Holdfast's, such as https://holdfast-gateway.holdfast-system.svc.
+	URL string
+	// Namespace is the tools'.
+	Namespace string
+	// TokenFile holds the ServiceAccount's token of the audience holdfast. It is read again
+	// for each request.
+	TokenFile string
+	// Outbox is the file that remembers what was begun. It must be on a disk that outlives
+	// the process; one process at a time can have it open. Its directory must exist.
+	Outbox string
+	// CAFile holds the certificates by which Holdfast's own is trusted; empty: the system's.
+	CAFile string
+	// Transport sends the requests; nil: one of the client's own, with CAFile. It must not
+	// repeat requests by itself.
+	Transport http.RoundTripper
+	// SettleFor is how long a result is offered to Holdfast after the function has
+	// returned, whatever became of the caller's context; 30 s. What is not settled by then
+	// stays in the outbox.
+	SettleFor time.Duration
+	// LookUp asks the provider about an attempt that had begun in a process that is gone.
+	// A nil error means that it was paid, and the Result is what it came to. Any error
+	// means that nobody knows, and a person decides: that a payment is not found is no
+	// proof that it is not on its way. Nil: nobody is asked.
+	LookUp func(ctx context.Context, b Begun) (Result, error)
+}
+
+// Client makes payments. It may be used by several goroutines.
+type Client struct {
+	o      Options
+	base   string
+	http   *http.Client
+	outbox *outbox
+
+	mu   sync.Mutex
+	busy map[string]chan struct{} // by key of the outbox; closed when the call is over
+}
+
+// Intent is one purchase. Its ID is chosen once, before the first send, and is the same on
+// every retry, whatever was planned anew meanwhile.
+type Intent struct {
+	// Tool is the AgentTool's name.
+	Tool string
+	// ID names the intent.
+	ID string
+	// Body is the call's body, as the tool would get it: from it Holdfast reads what the
+	// payment is for. ContentType is application/json if it is empty.
+	Body        []byte
+	ContentType string
+	// Session and Call say where the intent comes from, if the tool's lineage is read from them.
+	Session, Call string
+	// Header and Query are more of the call, if the tool reads identity from them.
+	Header http.Header
+	Query  url.Values
+	// Method (POST if empty) and Suffix are for Call alone.
+	Method, Suffix string
+}
+
+// Result is what a payment came to, and what whoever repeats it gets.
+type Result struct {
+	// Status is an HTTP status: 2xx for a payment that was made. 0 is 200, or 204 without a body.
+	Status      int
+	ContentType string
+	Body        []byte
+	// ProviderReference is the provider's own name of the payment: up to 128 printable
+	// characters without blanks.
+	ProviderReference string
+	// Replayed: it is the result of an earlier run.
+	Replayed bool
+}
+
+// Begun is an intent that is in the outbox.
+type Begun struct {
+	Intent Intent
+	// Ran: its function had begun, and what came of it is not in the outbox.
+	Ran bool
+	// Finished: its function has returned, and its result is not settled yet.
+	Finished bool
+	// Called: it was made by Call, otherwise by Do.
+	Called bool
+	// Attempt and ProviderKey are those of the last attempt; 0 and "" if none was claimed.
+	Attempt     int
+	ProviderKey string
+}
+
+// Open makes a client and opens its outbox.
+func Open(o Options) (*Client, error) {
+	switch {
+	case o.URL == "" || o.Namespace == "" || o.TokenFile == "" || o.Outbox == "":
+		return nil, errors.New("a client needs URL, Namespace, TokenFile and Outbox")
+	case o.Transport != nil && o.CAFile != "":
+		return nil, errors.New("both a Transport and a CAFile are given: let the Transport trust it")
+	}
+	base, err := url.Parse(o.URL)
+	if err != nil || base.Scheme != "http" && base.Scheme != "https" || base.Host == "" || base.User != nil || base.RawQuery != "" || base.Fragment != "" {
+		return nil, errors.New("the URL must be like https://holdfast.example.com: http or https, and a host")
+	}
+	if o.SettleFor == 0 {
+		o.SettleFor = 30 * time.Second
+	}
+	if o.Transport == nil {
+		if o.Transport, err = transport(o.CAFile); err != nil {
+			return nil, err
+		}
+	}
+	c := &Client{
+		o: o, base: strings.TrimRight(o.URL, "/") + "/v1/namespaces/" + url.PathEscape(o.Namespace) + "/tools/",
+		http: &http.Client{
+			Transport: o.Transport,
+			// What redirects is not Holdfast.
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+		busy: map[string]chan struct{}{},
+	}
+	if c.outbox, err = openOutbox(o.Outbox); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func transport(caFile string) (http.RoundTripper, error) {
+	t := http.DefaultTransport.(*http.Transport).Clone()
+	if caFile == "" {
+		return t, nil
+	}
+	text, err := os.ReadFile(caFile)
+	if err != nil {
+		return nil, fmt.Errorf("read CAFile: %w", err)
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("CAFile %s has no certificate", caFile)
+	}
+	t.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}
+	return t, nil
+}
+
+// Close closes the outbox. No call may be in progress.
+func (c *Client) Close() error {
+	c.http.CloseIdleConnections()
+	return c.outbox.close()
+}
+
+// Pending lists what was begun and has not come to its end, the oldest first.
+func (c *Client) Pending() ([]Begun, error) {
+	entries, err := c.outbox.list()
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Begun, len(entries))
+	for i, e := range entries {
+		out[i] = e.begun()
+	}
+	return out, nil
+}
+
+// Recover goes on with all that is pending, one after another, as after a crash: what has
+// a result is settled, what had begun without one is settled as unknown (but see LookUp),
+// and what had not begun is run, by the function that it is given, which finds the intent
+// in its Attempt. It returns the errors of those that have not come to their end.
+func (c *Client) Recover(ctx context.Context, run Func) error {
+	pending, err := c.Pending()
+	if err != nil {
+		return err
+	}
+	var failed []error
+	for _, b := range pending {
+		if b.Called {
+			_, err = c.Call(ctx, b.Intent)
+		} else {
+			_, err = c.Do(ctx, b.Intent, run)
+		}
+		if err != nil {
+			failed = append(failed, fmt.Errorf("intent %s of %s: %w", b.Intent.ID, b.Intent.Tool, err))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// Forget takes an intent out of the outbox without going on with it. One whose function
+// may have run is not forgotten: it must be settled first.
+func (c *Client) Forget(ctx context.Context, tool, id string) error {
+	key := outboxKey(c.o.Namespace, tool, id)
+	end, err := c.enter(ctx, key)
+	if err != nil {
+		return err
+	}
+	defer end()
+	e, err := c.outbox.get(key)
+	switch {
+	case err != nil || e == nil:
+		return err
+	case e.Step != stepWritten:
+		return fmt.Errorf("intent %s of %s has run, and what came of it is not settled: call Do or Recover first", id, tool)
+	}
+	return c.outbox.remove(key)
+}
+
+// enter waits until no other call of this intent is in progress here.
+func (c *Client) enter(ctx context.Context, key string) (end func(), err error) {
+	for {
+		c.mu.Lock()
+		other := c.busy[key]
+		if other == nil {
+			mine := make(chan struct{})
+			c.busy[key] = mine
+			c.mu.Unlock()
+			return func() {
+				c.mu.Lock()
+				delete(c.busy, key)
+				c.mu.Unlock()
+				close(mine)
+			}, nil
+		}
+		c.mu.Unlock()
+		select {
+		case <-other:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// begin puts the intent into the outbox, or finds it there.
+func (c *Client) begin(in Intent, called bool) (*entry, error) {
+	switch {
+	case in.Tool == "" || in.ID == "":
+		return nil, errors.New("an intent needs the name of its tool and an ID")
+	case !called && (in.Method != "" || in.Suffix != ""):
+		return nil, errors.New("method and suffix are for Call: what is run here has none")
+	}
+	key := outboxKey(c.o.Namespace, in.Tool, in.ID)
+	e, err := c.outbox.get(key)
+	if err != nil {
+		return nil, err
+	}
+	if e != nil {
+		if e.Called != called || !e.Intent.same(in) {
+			return nil, fmt.Errorf("%w: the outbox has another request under the intent ID %q of %s; a retry must be what was begun, another purchase needs another ID", ErrConflict, in.ID, in.Tool)
+		}
+		return e, nil
+	}
+	e = &entry{key: key, Intent: in, Called: called, Step: stepWritten, Token: newToken(), Written: time.Now().UTC()}
+	return e, c.outbox.put(e)
+}
+
+func newToken() string { return rand.Text() }
