@@ -117,7 +117,7 @@ func TestDirectNeedsNoTimer(t *testing.T) {
 		t.Error("CEL was asked")
 	}
 	c.header = map[string]any{}
-	if _, err := tool.identity.readIntentID(p, c); err != nil {
+	if _, err := tool.identity.readIntentID(p, c, ""); err != nil {
 		t.Fatal(err)
 	}
 	if p.of == nil {

@@ -586,7 +586,7 @@ func TestWhatTheClockEndsMayBeTriedAgain(t *testing.T) {
 	over, cancel := context.WithCancel(context.Background())
 	cancel()
 	i := tool.identity
-	_, idErr := i.readIntentID(over, c)
+	_, idErr := i.readIntentID(over, c, "")
 	_, scopeErr := i.readScope(over, c)
 	_, lineageErr := i.readLineage(over, c)
 	for _, err := range []error{idErr, scopeErr, lineageErr} {

@@ -33,6 +33,8 @@ func (t *Tool) compileLocal(spec *v1alpha1.AgentToolSpec) error {
 		return specError("spec.outcomes", "is for answers of upstream.http: the agent of a local tool says itself how an attempt ended; remove it")
 	case spec.UnknownOutcome != "" && spec.UnknownOutcome != v1alpha1.UnknownHold:
 		return specError("spec.unknownOutcome", "must be %s for a local tool: nobody but its agent and a person can find out", v1alpha1.UnknownHold)
+	case spec.StatusCheck != nil:
+		return specError("spec.statusCheck", "is for upstream.http: nobody can be asked about a local tool; remove it")
 	case spec.Idempotency != nil && spec.Idempotency.Key.None == nil:
 		return specError("spec.idempotency.key", "must be none for a local tool: its agent gets the key with its claim and passes it on itself")
 	case spec.RetryBudget != nil && spec.RetryBudget.PerAttemptTimeout != nil:
