@@ -20,7 +20,7 @@ type Ticket struct {
 	Attempt int
 	// ProviderKey is the stable key that the upstream receives.
 	ProviderKey string
-	// Retry: it is another attempt of an intent of which nothing moved.
+	// Retry: it is another attempt of an intent of which nothing moved, or one that is given again.
 	Retry bool
 
 	clock    Clock

@@ -100,6 +100,10 @@ func (e *Engine) Renew(ctx context.Context, f Fence) (Answer, error) {
 // somebody has changed it meanwhile.
 func (e *Engine) extend(ctx context.Context, r *record, start Reading, now time.Time) (a Answer, other *record, err error) {
 	old := r.last()
+	if !e.remembers(r) {
+		// What became of it since may be what the store has lost. It ends by its lease.
+		return Answer{Verdict: Deny, Reason: ReasonLeaseOver, Intent: r.view(e.id.Epoch)}, nil, nil
+	}
 	if now.Sub(old.Started) >= r.Policy.RenewFor {
 		return Answer{Verdict: Deny, Reason: ReasonRenewedEnough, Intent: r.view(e.id.Epoch)}, nil, nil
 	}
@@ -133,6 +137,9 @@ func (e *Engine) reclaim(ctx context.Context, r *record, start Reading, now time
 	if a, other, err = e.extend(ctx, r, start, now); err == nil && other == nil && a.Ticket == nil {
 		// Nobody runs it any longer than its lease, and this caller would not know how long that is.
 		a, _ = e.answer(r, now)
+	}
+	if a.Ticket != nil {
+		a.Ticket.Retry = true // it was counted when it was given first
 	}
 	return a, other, err
 }

@@ -268,3 +268,19 @@ func TestWhatIsSettledUnderNoClaimIsToldOf(t *testing.T) {
 		t.Fatalf("told of %+v", told)
 	}
 }
+
+// A copy of the store does not know what became of an attempt since it was made.
+func TestALostMemoryRenewsNothing(t *testing.T) {
+	s := tell(t)
+	c := s.call("intent-1", "order/9").claim("token-1")
+	f := s.claimed(c)
+	s.opts.LostAt = s.time.store()
+	if err := s.bolt.Disown(s.ctx, s.id.Epoch, "epoch-2"); err != nil {
+		t.Fatal(err)
+	}
+	s.id.Epoch = "epoch-2"
+	s.restart()
+	s.want(s.renewThrough(s.Engine, f), Deny, ReasonLeaseOver)
+	s.want(s.admitUnder(c, localPolicy()), InFlightNow, ReasonInFlight)
+	s.want(s.settleClaim(f, paid("re_1")), Allow, "")
+}

@@ -65,8 +65,8 @@ func (c *Client) run(ctx context.Context, e *entry, a *Attempt, f Func) error {
 		_, _, _ = c.settle(ctx, e)
 		return err
 	}
-	if !a.InTime() {
-		c.finish(e, e.settlement(Result{}, &NothingMoved{Reason: "its time was over before it began", Again: true}))
+	if !a.InTime() || ctx.Err() != nil {
+		c.finish(e, e.settlement(Result{}, &NothingMoved{Reason: "its time, or its caller's, was over before it began", Again: true}))
 		return nil
 	}
 	running, stop := context.WithCancelCause(ctx)

@@ -319,6 +319,35 @@ func TestDo(t *testing.T) {
 			}
 		}
 	})
+	t.Run("its result is too long", func(t *testing.T) {
+		b := open(t, r, nil)
+		res, err := b.Do(within(t, time.Minute), intentFor("too-long"), func(context.Context, *client.Attempt) (client.Result, error) {
+			return client.Result{Body: bytes.Repeat([]byte("x"), 2<<20), ProviderReference: "pay_9"}, nil
+		})
+		v := r.State(t, localagent.LocalTool, "too-long")
+		if err != nil || len(res.Body) != 2<<20 || v.State != guard.Succeeded || v.ProviderReference != "pay_9" {
+			t.Fatalf("%d bytes, %v; %+v", len(res.Body), err, v)
+		}
+		b.pending(t, 0)
+	})
+	t.Run("its caller is gone before it begins", func(t *testing.T) {
+		b := open(t, r, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		b.wire.set(func(what string) bool {
+			if what == "claim" {
+				cancel()
+			}
+			return false
+		}, nil)
+		_, err := b.Do(ctx, intentFor("left"), func(context.Context, *client.Attempt) (client.Result, error) {
+			t.Error("it ran")
+			return client.Result{}, nil
+		})
+		if v := r.State(t, localagent.LocalTool, "left"); !errors.Is(err, context.Canceled) || v.State == guard.Held {
+			t.Fatalf("%v; %+v", err, v)
+		}
+		b.pending(t, 1)
+	})
 	t.Run("Holdfast is away at the end", func(t *testing.T) {
 		b, paid := open(t, r, func(o *client.Options) { o.SettleFor = 300 * time.Millisecond }), atomic.Int32{}
 		b.wire.set(nil, only("settle"))

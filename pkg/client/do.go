@@ -272,6 +272,14 @@ func (c *Client) settle(ctx context.Context, e *entry) (res Result, over bool, e
 		if err == nil && a.status == http.StatusOK {
 			return c.settled(ctx, e, a, mine)
 		}
+		if err == nil && s.Result != nil && (a.status == http.StatusBadRequest || a.status == http.StatusRequestEntityTooLarge) {
+			// What it came to counts, and not how much of it can be kept.
+			s.Result, s.Detail = nil, "its result could not be kept"
+			if err := c.outbox.put(e); err != nil {
+				return Result{}, true, &UnsettledError{Paid: paid, Result: mine, Err: err}
+			}
+			continue
+		}
 		asked := time.Duration(0)
 		if err == nil {
 			if err, asked = a.refusal(), a.retryAfter(); !p.passing(a) {
