@@ -174,14 +174,14 @@ func (o *Orders) pay(ctx context.Context, a *client.Attempt) (client.Result, err
 		return client.Result{}, err
 	}
 	var receipt struct{ ID string }
-	switch {
-	case resp.StatusCode == http.StatusCreated:
+	switch resp.StatusCode {
+	case http.StatusCreated:
 		if err := json.Unmarshal(body, &receipt); err != nil {
 			return client.Result{}, err
 		}
-	case resp.StatusCode == http.StatusPaymentRequired:
+	case http.StatusPaymentRequired:
 		return client.Result{}, &client.NothingMoved{Reason: "declined", Result: &client.Result{Status: 402, ContentType: "application/json", Body: body}}
-	case resp.StatusCode == http.StatusServiceUnavailable:
+	case http.StatusServiceUnavailable:
 		return client.Result{}, &client.NothingMoved{Reason: "the provider is away", Again: true, After: time.Second}
 	default:
 		return client.Result{}, fmt.Errorf("the provider answered %d", resp.StatusCode)
