@@ -275,7 +275,7 @@ func (c *call) settle(engine *guard.Engine, tool *policy.Tool, body []byte) *pro
 	}
 	c.note(a)
 	c.attempt = doc.Attempt
-	return c.show(a)
+	return c.show(http.StatusOK, c.document(a), http.Header{})
 }
 
 func (c *call) fence(tool *policy.Tool, doc fenceDocument) guard.Fence {

@@ -77,8 +77,8 @@ func (r *rig) wants(got reply, status int, verdict guard.Verdict) {
 	}
 }
 
-// settles brings a result, and gives the intent as it is then.
-func (r *rig) settles(d claimDocument, more string) (reply, intentDocument) {
+// brings settles a claim, and gives the intent as it is then.
+func (r *rig) brings(d claimDocument, more string) (reply, intentDocument) {
 	r.t.Helper()
 	got := r.at(d.IntentID, "settle", "", "", fmt.Sprintf(`{"attempt":%d,"fence":%q,%s}`, d.Attempt, d.Fence, more))
 	var doc intentDocument
@@ -123,13 +123,13 @@ func TestALocalToolIsClaimedRenewedAndSettled(t *testing.T) {
 		t.Errorf("renewed %+v", again)
 	}
 	r.clock.pass(4 * time.Second)
-	got, doc := r.settles(d, booked)
+	got, doc := r.brings(d, booked)
 	r.wants(got, 200, guard.Allow)
 	if doc.State != guard.Succeeded || doc.ProviderReference != "pay_1" || len(doc.Attempts) != 1 || doc.Attempts[0].Outcome != guard.AttemptSucceeded {
 		t.Errorf("settled %+v", doc)
 	}
 	// A lost answer: the same again changes nothing.
-	got, _ = r.settles(d, booked)
+	got, _ = r.brings(d, booked)
 	r.wants(got, 200, guard.Allow)
 	// The result is replayed byte for byte, under a new token and under the old one.
 	for _, n := range []int{1, 4} {
@@ -153,7 +153,7 @@ func TestAClaimIsGivenAgain(t *testing.T) {
 	if first.Fence != second.Fence || second.Attempt != 1 {
 		t.Fatalf("%+v, then %+v", first, second)
 	}
-	got, _ := r.settles(first, `"outcome":"Retryable","retry_after":0,"detail":"the shop is closed"`)
+	got, _ := r.brings(first, `"outcome":"Retryable","retry_after":0,"detail":"the shop is closed"`)
 	r.wants(got, 200, guard.Allow)
 	r.clock.pass(time.Minute)
 	if p := r.at("k1", "claim", "", token(1), refundOf("9", "1")).problem(t); p.Status != 409 || p.Reason != string(guard.ReasonClaimUsed) || p.Verdict != guard.Deny {
@@ -201,7 +201,7 @@ func TestHowASettlementIsRead(t *testing.T) {
 				t.Spec.Idempotency.InFlight = &v1alpha1.InFlightSpec{Mode: v1alpha1.InFlightReject}
 			})
 			d := r.claims("k1", "9", 1)
-			got, _ := r.settles(d, row.more)
+			got, _ := r.brings(d, row.more)
 			r.wants(got, row.status, row.verdict)
 			if row.status == 400 {
 				got.problem(t)
@@ -227,7 +227,7 @@ func TestALongResultIsCut(t *testing.T) {
 	r.tool("book", "", localTool(func(t *v1alpha1.AgentTool) {
 		t.Spec.Idempotency.Record = &v1alpha1.RecordSpec{MaxBodyBytes: resource.NewQuantity(1<<10, resource.BinarySI)}
 	}))
-	got, _ := r.settles(d, `"outcome":"Succeeded","result":{"status":200,"body":"`+long+`"}`)
+	got, _ := r.brings(d, `"outcome":"Succeeded","result":{"status":200,"body":"`+long+`"}`)
 	r.wants(got, 200, guard.Allow)
 	again := r.at("k1", "claim", "", token(2), refundOf("9", "1"))
 	r.wants(again, 200, guard.Replay)
@@ -254,7 +254,7 @@ func TestAHolderThatIsGone(t *testing.T) {
 	if p := r.renews(d).problem(t); p.Status != 409 || p.Reason != string(guard.ReasonLeaseOver) || p.SuggestedAction != actStop {
 		t.Fatalf("told %+v", p)
 	}
-	got, doc := r.settles(d, booked)
+	got, doc := r.brings(d, booked)
 	r.wants(got, 200, guard.Allow)
 	if doc.State != guard.Succeeded || !doc.Attempts[0].Late || doc.Hold == nil || doc.Hold.State != guard.HoldVoid {
 		t.Errorf("settled late: %+v", doc)
@@ -273,7 +273,7 @@ func TestWhoMaySettle(t *testing.T) {
 	} {
 		e := d
 		wrong(&e)
-		got, _ := r.settles(e, booked)
+		got, _ := r.brings(e, booked)
 		if p := got.problem(t); p.Status != 404 || p.Reason != "no_such_claim" {
 			t.Errorf("%s: told %+v", name, p)
 		}
@@ -347,7 +347,7 @@ func TestTheLimitsHoldForClaims(t *testing.T) {
 	// The same claim again takes no second slot.
 	r.claims("k1", "9", 1)
 	for n := 1; ; n++ {
-		got, doc := r.settles(d, `"outcome":"Retryable","detail":"closed"`)
+		got, doc := r.brings(d, `"outcome":"Retryable","detail":"closed"`)
 		r.wants(got, 200, guard.Allow)
 		if n == 2 {
 			if doc.State != guard.Failed {
@@ -372,11 +372,11 @@ func TestClaimsWhileTheStoreIsAway(t *testing.T) {
 			t.Errorf("%s: told %+v", name, p)
 		}
 	}
-	got, _ := r.settles(d, booked)
+	got, _ := r.brings(d, booked)
 	if p := got.problem(t); p.Status != 503 || !strings.Contains(p.Detail, "do not run the tool again") {
 		t.Errorf("told %+v", p)
 	}
 	r.engines.Put(namespace, "payments", r.engine)
-	got, _ = r.settles(d, booked)
+	got, _ = r.brings(d, booked)
 	r.wants(got, 200, guard.Allow)
 }
