@@ -953,7 +953,7 @@ func (w *world) call(p *process, in *simIntent, c Call) {
 
 // attempt uses a ticket.
 func (w *world) attempt(p *process, in *simIntent, t *Ticket, who string) Answer {
-	if w.local != nil {
+	if _, handedOver := w.fences[t]; handedOver { // and is not one that a gateway resumes
 		t = w.renew(p, t, who)
 	}
 	switch {
