@@ -541,3 +541,20 @@ func TestAResumedAttemptCountsOnce(t *testing.T) {
 		t.Fatalf("paid: %d payments", n)
 	}
 }
+
+// By the store's clock alone, which was set back, it would be sent when the provider has forgotten it.
+func TestTheOwnClockCountsToo(t *testing.T) {
+	for m, sends := range map[mutation]bool{none: false, resumeByStore: true} {
+		s := tell(t)
+		s.opts.mutation = m
+		s.restart()
+		c := s.call("intent-1", "order/9")
+		s.loseResumed(c)
+		s.sweep()
+		s.pass(gone + storyKnown)
+		s.time.stepStore(-50 * time.Minute)
+		if due := s.dueResume(c) != nil; due != sends {
+			t.Errorf("%q: it is sent again: %v", m, due)
+		}
+	}
+}

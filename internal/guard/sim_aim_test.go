@@ -5,6 +5,8 @@
 
 package guard
 
+import "time"
+
 // aim makes the world one in which the loss of its rule is likely to show.
 func (w *world) aim() {
 	if w.seed%2 == 0 {
@@ -16,6 +18,11 @@ func (w *world) aim() {
 		// intent, at which all happens, and a person who lets it go.
 		w.alone()
 		w.errs, w.stalls, w.checks = true, 55, false
+	case resumeAgeOfLast:
+		// The first attempt is paid, and what is sent again comes when the provider has forgotten it.
+		w.alone()
+		w.checks, w.stalls, w.tries, w.short, w.window = false, 8, 0, false, 400*time.Hour
+		w.dedup.window = simFinal + 8*time.Second
 	case jumpIgnored:
 		w.jumps, w.loss.loses = true, false
 	case lostIsNew, importForgets:

@@ -32,7 +32,7 @@ func (w *world) newDedup() *simDedup {
 	dice := rand.New(rand.NewPCG(w.seed, 4))
 	aimed := w.rule == anyCredential
 	switch w.mutation {
-	case resumeAnyAge, resumeAgeOfLast, resumeByStore, resumeNewKey, resumeDecides:
+	case resumeAnyAge, resumeAgeOfLast, resumeNewKey, resumeDecides:
 		aimed = true
 	}
 	if dice.IntN(4) > 0 && !aimed {
@@ -40,7 +40,7 @@ func (w *world) newDedup() *simDedup {
 	}
 	d := &simDedup{seen: map[string]time.Duration{}, paid: map[string]int{}, accepted: map[string]*message{}, dice: dice}
 	d.window = []time.Duration{simFinal + 8*time.Second, time.Minute, 3 * time.Minute, 24 * time.Hour}[dice.IntN(4)]
-	if d.walls = dice.IntN(3) == 0 && w.mutation != resumeByStore; d.walls {
+	if d.walls = dice.IntN(3) == 0; d.walls {
 		w.jumps = false
 	}
 	return d
