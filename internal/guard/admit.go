@@ -125,6 +125,10 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 			}
 			continue // the send's clock starts after the time that this took
 		}
+		if err := e.askRules(&pass, &c, p); err != nil {
+			e.giveBack(&pass)
+			return Answer{}, err
+		}
 		from := cur
 		next := e.begin(cur, c, p, now)
 		if err := next.keep(&c, start); err != nil {
@@ -142,7 +146,8 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 		uncounted := next.uncounted()
 		pass.unregistered = unregistered(p, cur)
 		// What is only asked about learns what stands in its way, and is written in no case.
-		asks := lost || pass.refused || pass.unregistered || uncounted != nil || c.Behind && p.limited()
+		ruled := e.ruled(&pass, next)
+		asks := lost || pass.refused || pass.unregistered || ruled || uncounted != nil || c.Behind && p.limited()
 		if asks {
 			// It takes no slot, and need not wait for those who do.
 			w.Meters = append(slices.DeleteFunc(w.Meters, isSlot), neverWritten)
@@ -200,12 +205,12 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 			if pass.refused {
 				return e.rateLimited(c.Key, cur, &pass), nil
 			}
-			if x := next.overLimit(uncounted, res.Meter); !lost && x == nil {
+			if x := next.overLimit(uncounted, res.Meter); !lost && x == nil && !ruled {
 				if a, ok := e.noSlot(c.Key, cur, res.Meter); ok {
 					return a, nil
 				}
 			}
-			a, again, err := e.overLimit(ctx, &cur, next, p, uncounted, lost, res.Result)
+			a, again, err := e.overLimit(ctx, &cur, next, p, uncounted, lost, res.Result, &pass)
 			if !again {
 				return a, err
 			}
@@ -224,19 +229,22 @@ func (r *record) overLimit(uncounted *SpendExceeded, meter string) *SpendExceede
 	return r.exceeded(meter)
 }
 
-// overLimit answers where a limit of spend, or the loss of the memory, has refused a
-// Reserve. again: the record has changed, look once more.
-func (e *Engine) overLimit(ctx context.Context, cur **record, next *record, p Policy, uncounted *SpendExceeded, lost bool, res store.Result) (Answer, bool, error) {
+// overLimit answers where a limit of spend, a rule of the tool, or the loss of the memory
+// has refused a Reserve. again: the record has changed, look once more.
+func (e *Engine) overLimit(ctx context.Context, cur **record, next *record, p Policy, uncounted *SpendExceeded, lost bool, res store.Result, pass *passage) (Answer, bool, error) {
+	if pass.ruling.Deny != "" {
+		return e.denyRule(*cur, next, pass.ruling), false, nil
+	}
 	h := &hold{}
 	if !lost {
 		x := next.overLimit(uncounted, res.Meter)
 		switch {
-		case x == nil:
+		case x == nil && !e.holdsBy(pass.ruling, next):
 			return Answer{}, false, fmt.Errorf("%w: a Reserve cannot be %s by %q", ErrInvariant, res.Outcome, res.Meter)
-		case !x.Limit.Hold:
+		case x != nil && !x.Limit.Hold:
 			return e.denySpend(ctx, *cur, next, x), false, nil
 		}
-		h.Reasons, h.Cause = []Reason{BudgetExceeded}, x.cause()
+		e.because(h, pass.ruling, next, x)
 	}
 	return e.holdCall(ctx, cur, notBegun(*cur, next), p, h, !lost, res.Now)
 }
@@ -408,6 +416,9 @@ func (e *Engine) answer(r *record, now time.Time) (Answer, bool) {
 		a.Verdict, a.Reason = Deny, ReasonRejected
 		if r.Expired {
 			a.Reason = ReasonExpired
+			if r.heldTooLong() {
+				a.Reason = ReasonHoldExpired
+			}
 		}
 	case Tombstone:
 		a.Verdict, a.Reason, a.Reasons = UnknownHold, KeyExpired, []Reason{KeyExpired}
@@ -456,6 +467,9 @@ func (e *Engine) blocked(ctx context.Context, cur **record, next *record, p Poli
 	if pass.refused {
 		return e.rateLimited(next.id(), *cur, pass), false, nil
 	}
+	if pass.ruling.Deny != "" {
+		return e.denyRule(*cur, next, pass.ruling), false, nil
+	}
 	// An agent that loops under new IDs is shown the hold that it has.
 	var newest *obstacle
 	for i := range obs {
@@ -493,9 +507,8 @@ func (e *Engine) blocked(ctx context.Context, cur **record, next *record, p Poli
 			return Answer{}, false, err
 		case x != nil && !x.Limit.Hold:
 			return e.denySpend(ctx, *cur, next, x), false, nil
-		case x != nil:
-			h.Reasons, h.Cause = append(h.Reasons, BudgetExceeded), x.cause()
 		}
+		e.because(h, pass.ruling, next, x)
 	}
 	return e.holdCall(ctx, cur, notBegun(*cur, next), p, h, !lost, res.Now)
 }

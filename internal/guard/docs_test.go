@@ -76,7 +76,7 @@ func TestEveryReasonOfAHoldIsDocumented(t *testing.T) {
 	var built []string
 	for _, r := range ordered(map[Reason]bool{
 		ScopeOverlap: true, LineageOverlap: true, ExactMatch: true, OutcomeUnknown: true, KeyExpired: true, IdentityChanged: true,
-		Lookalike: true, BudgetExceeded: true,
+		Lookalike: true, BudgetExceeded: true, ApprovalRequired: true,
 	}) {
 		built = append(built, string(r))
 	}

@@ -86,6 +86,7 @@ func (b *body) fields(c *coder) {
 	list(c, 41, &b.Charges, (*charge).fields)
 	integer(c, 42, &b.SpendPass)
 	pointer(c, 50, &b.Registration, (*Registration).fields)
+	integer(c, 60, &b.RulePass)
 }
 
 func (p *Policy) fields(c *coder) {
@@ -108,6 +109,7 @@ func (p *Policy) fields(c *coder) {
 	p.RatePerCaller.fields(c, 34, 35)
 	c.yes(50, &p.RegisteredOnly)
 	integer(c, 60, &p.RenewFor)
+	integer(c, 70, &p.HoldFor)
 }
 
 func (g *Registration) fields(c *coder) {

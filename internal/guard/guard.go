@@ -44,6 +44,8 @@ const (
 	IdentityChanged Reason = "IdentityChanged"
 	Lookalike       Reason = "Lookalike"
 	BudgetExceeded  Reason = "BudgetExceeded"
+	// ApprovalRequired: a rule of the tool says that a person decides.
+	ApprovalRequired Reason = "ApprovalRequired"
 )
 
 // The reasons of other verdicts.
@@ -54,6 +56,8 @@ const (
 	ReasonCaller Reason = "caller"
 	// ReasonRejected: a person rejected the intent (DENY).
 	ReasonRejected Reason = "rejected"
+	// ReasonHoldExpired: nobody decided in time, so the intent was rejected (DENY).
+	ReasonHoldExpired Reason = "hold_expired"
 	// ReasonMarkedPaid: a person said that it was paid, and whose the answer is cannot be told (DENY).
 	ReasonMarkedPaid Reason = "marked_paid"
 	// ReasonMarkedFailed: a person said that nothing moved; a new payment needs a new intent (DENY).
@@ -68,6 +72,8 @@ const (
 	ReasonRateLimited Reason = "rate_limited"
 	// ReasonSpendExceeded: the payment would exceed a limit of the budget (DENY).
 	ReasonSpendExceeded Reason = "spend_exceeded"
+	// ReasonDeniedByRule: an admission rule of the tool denies it (DENY).
+	ReasonDeniedByRule Reason = "denied_by_rule"
 	// ReasonInFlight: an attempt holds the lease (IN_FLIGHT).
 	ReasonInFlight Reason = "in_flight"
 	// ReasonPending: the upstream accepted the payment, and its end is not known yet (IN_FLIGHT).
@@ -179,8 +185,14 @@ type Policy struct {
 	// Resume says when the same request is sent again after an unknown outcome; nil: never.
 	Resume *ResumePolicy
 
+	// HoldFor is how long a hold of an intent of which nothing may have moved waits for a
+	// person before the intent is rejected; 0: for as long as it takes.
+	HoldFor time.Duration
+
 	// spend is what the budget lets move: see WithSpend. A record keeps its charges instead.
 	spend []SpendLimit
+	// rules are the tool's: see WithRules. No record keeps them.
+	rules func(*Call) (Ruling, error)
 }
 
 // Outcome is how one attempt ended.
@@ -280,6 +292,8 @@ type Answer struct {
 	Cause string
 	// Spend is the limit that refused the call (DENY, spend_exceeded).
 	Spend *SpendExceeded
+	// Rule is what the rule says that refused the call (DENY, denied_by_rule).
+	Rule string
 	// Response is what to replay (REPLAY), or what the settlement stored. Nil where nothing was ever answered.
 	Response *Response
 	// Ticket is the right to send once (ALLOW from Admit).
@@ -321,6 +335,9 @@ type Resolution struct {
 	Result []byte
 	// ToolGone: the AgentTool does not exist; nothing can be released.
 	ToolGone bool
+	// Now gives what the tool and its budget say now of the intent, which a release must
+	// pass, or why the tool cannot be called as it is. Nil: a release is not asked that.
+	Now func(*Call) (Policy, string)
 }
 
 // View is what may be shown of a record.

@@ -36,7 +36,7 @@ var designedLife = map[State]map[event][]State{
 	Held: {
 		onRegister: {Held}, onRelease: {Released}, onReject: {Rejected}, onMarkPaid: {Succeeded}, onMarkFailed: {Failed},
 		onSpent: {Held}, onRenumbered: {Held}, onImported: {Held}, onLost: {Held}, onWaitOver: {Held},
-		onLateSuccess: {Succeeded}, onLateEvidence: {Held},
+		onHoldOver: {Rejected}, onLateSuccess: {Succeeded}, onLateEvidence: {Held},
 	},
 	Succeeded: {onRegister: {Succeeded}, onLateSuccess: {Succeeded}, onLateEvidence: {Succeeded}, onTTL: {Tombstone}},
 	Failed:    {onRegister: {Failed}, onLateSuccess: {Succeeded}, onLateEvidence: {Failed}, onTTL: {Tombstone}},
@@ -50,7 +50,7 @@ var (
 	allStates = []State{None, Registered, InFlight, Retryable, Held, Released, Succeeded, Failed, Rejected, Tombstone}
 	allEvents = []event{
 		onCall, onBlocked, onRegister, onSettled, onLeaseOver, onRelease, onReject, onMarkPaid, onMarkFailed, onSpent, onRenumbered, onImported, onLost,
-		onUnused, onDeadline, onWaitOver, onLateSuccess, onLateEvidence, onTTL, onPurge,
+		onUnused, onDeadline, onWaitOver, onHoldOver, onLateSuccess, onLateEvidence, onTTL, onPurge,
 	}
 )
 
@@ -266,6 +266,22 @@ func TestEveryStepIsReachedByRealCalls(t *testing.T) {
 			s.lose(c)
 			s.lostMemory(nil)
 			s.rehold()
+		}},
+		{Held, onHoldOver, Rejected, func(s *story, c Call) {
+			s.block(c)
+			p := storyPolicy()
+			p.HoldFor = time.Hour
+			other := c.under("later")
+			s.take(c, Reject)
+			s.wantHeld(s.admitUnder(other, p), ScopeOverlap)
+			s.pass(time.Hour)
+			s.sweep()
+			s.inState(other, Rejected)
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			last := s.changes[len(s.changes)-1]
+			last.Intent.Key = c.Key
+			s.changes = append(s.changes, last)
 		}},
 		{Held, onWaitOver, Held, func(s *story, c Call) { s.loseAndWait(c) }},
 		{Held, onLateSuccess, Succeeded, func(s *story, c Call) { s.settle(s.lose(c), paid("re_1")) }},

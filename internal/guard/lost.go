@@ -63,7 +63,7 @@ func (e *Engine) presume(r *record, h *hold, nonce string, now time.Time) {
 		Started: at, LeaseEnd: at, Ended: at, Detail: "the memory of the store was lost: it is not known whether this attempt was made",
 	})
 	// What a release had covered was counted by the memory that is gone.
-	r.Passed, r.SpendPass, h.Cause = nil, 0, lostCause(r, at)
+	r.Passed, r.SpendPass, r.RulePass, h.Cause = nil, 0, 0, lostCause(r, at)
 	if !h.has(OutcomeUnknown) {
 		h.Reasons = append([]Reason{OutcomeUnknown}, h.Reasons...)
 	}

@@ -345,7 +345,7 @@ func (r *record) obstacles(res store.Result, kinds []string) ([]obstacle, []Reas
 
 func ordered(set map[Reason]bool) []Reason {
 	var out []Reason
-	for _, r := range []Reason{ExactMatch, ScopeOverlap, LineageOverlap, Lookalike, OutcomeUnknown, KeyExpired, IdentityChanged, BudgetExceeded} {
+	for _, r := range []Reason{ExactMatch, ScopeOverlap, LineageOverlap, Lookalike, OutcomeUnknown, KeyExpired, IdentityChanged, BudgetExceeded, ApprovalRequired} {
 		if set[r] {
 			out = append(out, r)
 		}

@@ -45,6 +45,9 @@ const (
 	resumeDecides    mutation = "a refused resumed attempt has failed"
 	renewsOver       mutation = "a lease that is over is renewed"
 	renewsUnwritten  mutation = "a renewal is told and not written"
+	rulesIgnored     mutation = "what a rule holds or denies is sent"
+	ruleReleasedOnce mutation = "a release for a rule lets everything later pass"
+	unknownExpires   mutation = "nobody decides about an unknown outcome, and it expires"
 	absenceCounts    mutation = "a payment that was accepted and is not visible counts as failed"
 )
 

@@ -66,10 +66,13 @@ func rateKey(k Key, caller string) string {
 type passage struct {
 	// unregistered: the tool takes only registered intents, and this is none.
 	unregistered bool
-	asked        bool
-	refused      bool
-	wait         time.Duration // refused: for how long
-	cells        [2]struct {
+	// ruled: the rules of the tool were asked, and this is what they say.
+	ruled   bool
+	ruling  Ruling
+	asked   bool
+	refused bool
+	wait    time.Duration // refused: for how long
+	cells   [2]struct {
 		of *rateLimit // nil: none
 		at time.Time
 	}

@@ -196,6 +196,9 @@ type body struct {
 	SpendPass int
 	// Registration is what was said of it before it was called; nil: nothing.
 	Registration *Registration
+	// RulePass is the number of the first attempt that a person has let pass the rules that
+	// hold; 0: none.
+	RulePass int
 }
 
 type record struct {

@@ -62,13 +62,13 @@ func (r *record) unbound() bool {
 //
 // What a release covers was compared without it. Where that makes a difference, the
 // release covers nothing any more: what it passed over was never shown with this lineage,
-// or under this identity.
+// or under this identity, and a rule may say something else of it.
 func (r *record) bind(c Call) {
 	if !r.unbound() {
 		return
 	}
 	if r.Lineage != c.Lineage || !r.Imported && (r.IdentityHash != c.IdentityHash || r.AmountHash != c.AmountHash || r.RecipientHash != c.RecipientHash) {
-		r.Passed = nil
+		r.Passed, r.RulePass = nil, 0
 	}
 	r.Lineage, r.Fingerprint, r.named = c.Lineage, c.Fingerprint, nil
 	if !r.Imported {
@@ -204,6 +204,10 @@ func (e *Engine) registerNew(ctx context.Context, cur **record, c Call, g Regist
 	if next.overdue(now) {
 		return Answer{Verdict: Deny, Reason: ReasonExpired, Intent: View{Key: c.Key}}, false, nil
 	}
+	pass := &passage{}
+	if err := e.askRules(pass, &c, p); err != nil {
+		return Answer{}, false, err
+	}
 	probes, kinds := next.probes(true)
 	w, err := e.write(pending{to: next, on: onRegister, now: now, nonce: e.o.Nonce()})
 	if err != nil {
@@ -211,7 +215,8 @@ func (e *Engine) registerNew(ctx context.Context, cur **record, c Call, g Regist
 	}
 	lost := e.forgot(p, now)
 	uncounted := next.uncounted()
-	if lost || uncounted != nil {
+	asks := lost || uncounted != nil || e.ruled(pass, next)
+	if asks {
 		w.Meters = append(w.Meters, neverWritten)
 	}
 	req := store.Reserve{Write: w, Probes: e.mutatedProbes(probes, nil)}
@@ -220,7 +225,7 @@ func (e *Engine) registerNew(ctx context.Context, cur **record, c Call, g Regist
 		return Answer{}, false, err
 	}
 	if res.Outcome == store.Written {
-		if lost || uncounted != nil {
+		if asks {
 			return Answer{}, false, fmt.Errorf("%w: the store wrote what it was to refuse", ErrInvariant)
 		}
 		next.version = res.Version
@@ -238,9 +243,9 @@ func (e *Engine) registerNew(ctx context.Context, cur **record, c Call, g Regist
 		e.see(*cur, res.boot)
 		return Answer{}, true, err
 	case store.Blocked:
-		return e.blocked(ctx, cur, next, p, res.Result, kinds, lost, &passage{})
+		return e.blocked(ctx, cur, next, p, res.Result, kinds, lost, pass)
 	case store.OverLimit:
-		return e.overLimit(ctx, cur, next, p, uncounted, lost, res.Result)
+		return e.overLimit(ctx, cur, next, p, uncounted, lost, res.Result, pass)
 	}
 	return Answer{}, false, fmt.Errorf("%w: a Reserve cannot be %s", ErrInvariant, res.Outcome)
 }

@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/holdfast-dev/holdfast/internal/store"
@@ -30,7 +31,11 @@ func (e *Engine) Resolve(ctx context.Context, res Resolution) (HoldView, error) 
 		if err := e.jumped(); err != nil && res.Decision == Release && e.cannot(r, res) == "" {
 			return HoldView{}, fmt.Errorf("the release is taken later: %w", err)
 		}
-		p, err := e.take(r, res, now)
+		why, also, err := e.refusesNow(ctx, r, res, now)
+		if err != nil {
+			return HoldView{}, err
+		}
+		p, err := e.take(r, res, why, also, now)
 		if err != nil {
 			return HoldView{}, err
 		}
@@ -120,16 +125,72 @@ func (e *Engine) cannot(r *record, res Resolution) string {
 	return ""
 }
 
-// take is the step that a resolution makes.
-func (e *Engine) take(cur *record, res Resolution, now time.Time) (pending, error) {
+// refusesNow says why a decision is not taken as things are now; "": it is. also is a reason
+// that the hold did not have: the hold that takes its place has it, so that a release of
+// that one covers it.
+//
+// A release that could not be used would look to a person as if the payment were under way.
+func (e *Engine) refusesNow(ctx context.Context, r *record, res Resolution, now time.Time) (why string, also Reason, err error) {
+	if why := e.cannot(r, res); why != "" || res.Decision != Release || res.Now == nil {
+		return why, "", nil
+	}
+	c := r.call()
+	p, unusable := res.Now(&c)
+	if unusable != "" {
+		return unusable, "", nil
+	}
+	if p.rules != nil {
+		u, err := p.rules(&c)
+		if err != nil {
+			return "", "", err
+		}
+		if u.Deny != "" {
+			return "a rule of the tool denies it now: " + u.Deny, "", nil
+		}
+	}
+	// What it would count for, as the released call would.
+	from := r.clone()
+	from.released(r.Current)
+	x, err := e.wouldExceed(ctx, from, e.begin(from, c, p, now))
+	switch {
+	case err != nil || x == nil:
+		return "", "", err
+	case x.Limit.Hold:
+		return x.cause(), BudgetExceeded, nil
+	}
+	return x.cause(), "", nil
+}
+
+// released is what a release of this hold lets the record do.
+func (r *record) released(h *hold) {
+	r.BudgetFrom = len(r.Attempts)
+	r.excuse(false)
+	if h.Watermark != "" {
+		r.Passed = append(r.Passed, passed{Watermark: h.Watermark, Lineage: h.Lineage, Lookalike: h.Lookalike, Budget: r.Policy.Budget})
+	}
+	if h.has(BudgetExceeded) {
+		r.SpendPass = len(r.Attempts) + 1
+	}
+	if h.has(ApprovalRequired) {
+		r.RulePass = len(r.Attempts) + 1
+	}
+}
+
+// take is the step that a resolution makes. why says that it is not taken, and also which
+// reason the hold gets besides its own.
+func (e *Engine) take(cur *record, res Resolution, why string, also Reason, now time.Time) (pending, error) {
 	next := cur.clone()
 	nonce := e.o.Nonce()
 	p := pending{from: cur, to: next, now: now, nonce: nonce}
 	h := next.Current
 	h.Decision, h.By, h.Words, h.EndedAt = res.Decision, clip(res.By), clip(res.Reason), now
-	if why := e.cannot(cur, res); why != "" {
+	if why != "" {
 		h.End, h.Effect = HoldVoid, "It was not taken: "+why+"."
-		next.hold(h.anew(clip(fmt.Sprintf("%s was not taken: %s", res.Decision, why))), nonce, now)
+		anew := h.anew(clip(fmt.Sprintf("%s was not taken: %s", res.Decision, why)))
+		if also != "" && !anew.has(also) {
+			anew.Reasons = append(slices.Clone(anew.Reasons), also)
+		}
+		next.hold(anew, nonce, now)
 		p.on = onSpent
 		return p, nil
 	}
@@ -140,14 +201,7 @@ func (e *Engine) take(cur *record, res Resolution, now time.Time) (pending, erro
 		p.on = onRelease
 		h.Effect = "Released: the next identical call is sent, once."
 		next.State, next.ReleasedAt = Released, now
-		next.BudgetFrom = len(next.Attempts)
-		next.excuse(false)
-		if h.Watermark != "" {
-			next.Passed = append(next.Passed, passed{Watermark: h.Watermark, Lineage: h.Lineage, Lookalike: h.Lookalike, Budget: next.Policy.Budget})
-		}
-		if h.has(BudgetExceeded) {
-			next.SpendPass = len(next.Attempts) + 1
-		}
+		next.released(h)
 		if h.has(KeyExpired) {
 			next.Generation++
 			next.ProviderKey = providerKey(e.id.KeyDomain, next.id(), next.Generation)

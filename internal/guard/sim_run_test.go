@@ -122,6 +122,7 @@ func TestSimulatorFindsWhatIsTakenOut(t *testing.T) {
 		{rule: anyCredential}, {m: resumeAnyAge}, {m: resumeAgeOfLast}, {m: resumeNewKey}, {m: resumeDecides},
 		{m: oneCheckIsEnough}, {m: checksAtOnce}, {m: absenceCounts},
 		{m: renewsOver}, {m: renewsUnwritten},
+		{m: rulesIgnored}, {m: ruleReleasedOnce}, {m: unknownExpires},
 		{m: spendUnlimited}, {m: spendUnknownFree}, {m: spendAgesEarly},
 	}
 	if testing.Short() {

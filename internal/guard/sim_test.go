@@ -115,7 +115,8 @@ type message struct {
 type simIntent struct {
 	call    Call
 	other   Call // the same ID, another amount
-	wrong   int  // how often a person released it although it was paid
+	ruling  Ruling
+	wrong   int // how often a person released it although it was paid
 	acked   string
 	objects []*object
 	said    Decision // the last that somebody said in the end
@@ -153,8 +154,10 @@ type world struct {
 	jump   time.Duration // how far it has jumped, which nobody has accepted or set right
 	accept bool          // a jump was accepted: engines are told so when they notice
 	loss   loss
-	money  *simMoney  // the limit of the budget; nil: there is none
-	dedup  *simDedup  // the provider deduplicates; nil: it does not
+	money  *simMoney // the limit of the budget; nil: there is none
+	dedup  *simDedup // the provider deduplicates; nil: it does not
+	rules  bool      // the tools have admission rules, and holds expire
+	expire time.Duration
 	quiet  bool       // nothing goes wrong any more
 	limits *rand.Rand // of the world's own limits, which come and go; nil: there are none
 	// local: tools run inside their agents (see sim_local_test.go); claims counts tokens.
@@ -769,6 +772,7 @@ func (w *world) pay(m *message) {
 	}
 	w.ledger = append(w.ledger, c)
 	w.judgeSpend(c)
+	w.judgeRules(c)
 }
 
 // forgiven says that one of two payments was forgotten by the store, and that whoever
@@ -899,7 +903,7 @@ func (w *world) tellsSuccess(in *simIntent, a Answer, who string) {
 // call is an agent's call through one process.
 func (w *world) call(p *process, in *simIntent, c Call) {
 	ctx := context.Background()
-	pol := w.limited(w.policy(), in)
+	pol := w.ruled(w.limited(w.policy(), in), in)
 	c = w.keeps(c)
 	who := fmt.Sprintf("p%d call %s", p.id, c.IntentID)
 	if w.rule == claimAfterSend {
@@ -1173,7 +1177,7 @@ func (w *world) take(p *process, o *object) {
 		w.takeWrongly(p, o)
 		return
 	}
-	v, err := p.engine.Resolve(context.Background(), *o.resolution)
+	v, err := p.engine.Resolve(context.Background(), w.asked(*o.resolution))
 	if err != nil {
 		w.bug(err)
 		return
@@ -1372,7 +1376,7 @@ func (w *world) takeWrongly(p *process, o *object) {
 		for i := range r.Attempts {
 			r.Attempts[i].Accepted = false
 		}
-		pend, err := p.engine.take(r, *o.resolution, w.storeNow())
+		pend, err := p.engine.take(r, *o.resolution, p.engine.cannot(r, *o.resolution), "", w.storeNow())
 		if err == nil {
 			_, _, _ = p.engine.update(context.Background(), pend, p.engine.soon())
 		}
@@ -1383,7 +1387,7 @@ func (w *world) takeWrongly(p *process, o *object) {
 
 // policy lets answers and windows end within the history, in some worlds.
 func (w *world) policy() Policy {
-	p := Policy{Budget: "b", Window: w.window, TTL: w.window / 2, Timeout: simTimeout, SettleAfter: simSettleAfter, MaxHeld: 50, MaxHeldPerCaller: 50}
+	p := Policy{Budget: "b", Window: w.window, TTL: w.window / 2, Timeout: simTimeout, SettleAfter: simSettleAfter, MaxHeld: 50, MaxHeldPerCaller: 50, HoldFor: w.expire}
 	if w.local != nil {
 		p.RenewFor = simRenewFor
 	}
@@ -1457,6 +1461,7 @@ func newWorld(seed uint64, rule worldRule, m mutation, dir string, tracing bool)
 	w.stalls = []int{8, 8, 55}[w.rng.IntN(3)]
 	w.money = w.newMoney()
 	w.dedup = w.newDedup()
+	w.makeRules()
 	for i := range 2 + w.rng.IntN(2) {
 		p := &process{id: i}
 		w.procs = append(w.procs, p)
@@ -1770,7 +1775,7 @@ func (w *world) finalPerson(p *process, in *simIntent, o *object) {
 			d = MarkPaid
 		case o.unknown && in.said != MarkFailed && w.rng.IntN(2) == 0: // where it was not taken the hold says why
 			d = MarkFailed
-		case w.rng.IntN(2) == 0:
+		case w.rng.IntN(2) == 0 && !(w.rules && in.said == Release): // it may have been refused
 			d = Release
 		}
 		in.said = d
@@ -1856,6 +1861,9 @@ func (w *world) judgeEnd() {
 			continue
 		}
 		w.judgeSpendAtTheEnd(in, r)
+		if r.State == Rejected && r.Expired && paid[in] > 0 && in.wrong == 0 && !w.denied[k] && !w.forgotten(in) {
+			w.violate("%s was paid, and it was rejected without a person", in.call.IntentID)
+		}
 		records = append(records, r)
 		if !r.State.Settled() && w.called(in, r) {
 			w.violate("%s is left undecided: %s, hold %d", in.call.IntentID, r.State, r.Hold)

@@ -48,8 +48,10 @@ type SpendLimit struct {
 }
 
 // Span is the window as people write it.
-func (l SpendLimit) Span() string {
-	text := l.Window.String()
+func (l SpendLimit) Span() string { return span(l.Window) }
+
+func span(d time.Duration) string {
+	text := d.String()
 	if rest, ok := strings.CutSuffix(text, "m0s"); ok {
 		text = rest + "m"
 	}
@@ -402,18 +404,7 @@ func (c *charge) limitOf(limits []*SpendLimit) *SpendLimit {
 
 // maySpend says that a person has let this record pass its limits, for a payment that has
 // not moved since.
-func (r *record) maySpend() bool {
-	if r.SpendPass == 0 {
-		return false
-	}
-	for i := range r.Attempts {
-		a := &r.Attempts[i]
-		if next := i == len(r.Attempts)-1 && r.State == InFlight && a.Outcome == AttemptOpen; !next && a.Number >= r.SpendPass && a.mayHaveMoved() {
-			return false
-		}
-	}
-	return true
-}
+func (r *record) maySpend() bool { return r.passes(r.SpendPass) }
 
 // uncounted says which limit a call breaks because it cannot be counted; nil: it can.
 // A limit that denies comes before one that holds.

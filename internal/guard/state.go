@@ -63,6 +63,7 @@ const (
 	onLateEvidence event = "late evidence" // any other late result
 	onCheckBegun   event = "check begun"   // somebody asks the provider what became of it
 	onChecked      event = "status check"  // the provider's answer
+	onHoldOver     event = "hold over"     // nobody decided in the time that the budget gives
 	onTTL          event = "TTL"           //
 	onResume       event = "resume"        // the same request is sent again: Reserve passes
 	onPutOff       event = "put off"       // nobody can send it again now
@@ -135,6 +136,7 @@ var life = []step{
 	{Held, onResume, []State{InFlight}}, // the hold is void
 	{Held, onPutOff, []State{Held}},
 	{Held, onResumesOver, []State{Held}},
+	{Held, onHoldOver, []State{Rejected}},
 	{Held, onCheckBegun, []State{Held}},
 	{Held, onChecked, []State{Held, Succeeded, Failed, Retryable}}, // the hold is void
 	{Held, onLateSuccess, []State{Succeeded}},                      // the hold is void

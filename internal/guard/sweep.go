@@ -30,6 +30,9 @@ func (r *record) due(o Options) time.Time {
 		if r.Current.Waiting && (at.IsZero() || r.Current.WaitingUntil.Before(at)) {
 			at = r.Current.WaitingUntil
 		}
+		if over := r.holdOver(o); at.IsZero() || !over.IsZero() && over.Before(at) {
+			return over
+		}
 		return at
 	case Pending:
 		if at := r.nextCheck(); !at.IsZero() && at.Before(r.Checks.Until) {
@@ -82,6 +85,11 @@ func (e *Engine) step(r *record, now time.Time) *pending {
 		return p
 	case Held:
 		h := r.Current
+		if at := r.holdOver(e.o); !at.IsZero() && !now.Before(at) && e.jumped() == nil {
+			p.on, p.to = onHoldOver, r.clone()
+			p.to.holdExpired(now)
+			return p
+		}
 		_, watch := r.waitOver()
 		length := watch
 		if watch == 0 { // all has become known meanwhile, and there is nothing to watch
@@ -143,6 +151,29 @@ func (e *Engine) step(r *record, now time.Time) *pending {
 		return nil
 	}
 	return p
+}
+
+// holdOver is when nobody will be waited for any more; zero: never. Of what may have moved
+// nothing is decided without a person.
+func (r *record) holdOver(o Options) time.Time {
+	if r.Policy.HoldFor <= 0 || (r.mayHaveMoved() || r.PaidByHand) && o.mutation != unknownExpires {
+		return time.Time{}
+	}
+	return r.Current.At.Add(r.Policy.HoldFor)
+}
+
+// heldTooLong says that nobody decided about it in time, which nobody but the time has done.
+func (r *record) heldTooLong() bool {
+	h := r.Current
+	return r.Expired && h != nil && h.End == HoldResolved && h.Decision == Reject && h.By == ""
+}
+
+// holdExpired rejects what nobody decided about.
+func (r *record) holdExpired(now time.Time) {
+	h := r.Current
+	h.End, h.EndedAt, h.Decision = HoldResolved, now, Reject
+	h.Effect = "Nobody decided within " + span(r.Policy.HoldFor) + ": rejected, it is never sent."
+	r.State, r.Changed, r.SettledAt, r.Expired = Rejected, now, now, true
 }
 
 // over says whether the store's clock says that a time is over which began that long
