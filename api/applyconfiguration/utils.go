@@ -16,6 +16,8 @@ import (
 func ForKind(kind schema.GroupVersionKind) interface{} {
 	switch kind {
 	// Group=guardrails.holdfast.dev, Version=v1alpha1
+	case v1alpha1.SchemeGroupVersion.WithKind("AdmissionRule"):
+		return &apiv1alpha1.AdmissionRuleApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("AgentTool"):
 		return &apiv1alpha1.AgentToolApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("AgentToolSpec"):
@@ -50,6 +52,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.HoldRecordApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("HoldResolution"):
 		return &apiv1alpha1.HoldResolutionApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("HoldsSpec"):
+		return &apiv1alpha1.HoldsSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("HoldSummary"):
 		return &apiv1alpha1.HoldSummaryApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("HTTPUpstream"):

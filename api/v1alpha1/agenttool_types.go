@@ -461,7 +461,7 @@ type RateLimitSpec struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.upstream.local) || !has(self.retryBudget) || !has(self.retryBudget.perAttemptTimeout)",message="perAttemptTimeout is for upstream.http: use upstream.local.lease"
 // +kubebuilder:validation:XValidation:rule="self.effect != 'Mutating' || !has(self.cache)",message="cache is for ReadOnly tools: the answers of a Mutating tool are kept by its intents"
 // +kubebuilder:validation:XValidation:rule="self.effect != 'ReadOnly' || !(has(self.concurrency) || has(self.rateLimit))",message="the limits of concurrency and rateLimit are kept in the budget's store, and a ReadOnly tool has none: remove them"
-// +kubebuilder:validation:XValidation:rule="self.effect != 'ReadOnly' || !(has(self.intentBudgetRef) || has(self.identity) || has(self.idempotency) || has(self.outcomes) || has(self.retryBudget) || has(self.unknownOutcome) || has(self.statusCheck))",message="a ReadOnly tool has no intents: remove intentBudgetRef, identity, idempotency, outcomes, retryBudget, unknownOutcome and statusCheck"
+// +kubebuilder:validation:XValidation:rule="self.effect != 'ReadOnly' || !(has(self.intentBudgetRef) || has(self.identity) || has(self.idempotency) || has(self.outcomes) || has(self.retryBudget) || has(self.unknownOutcome) || has(self.statusCheck) || has(self.admission))",message="a ReadOnly tool has no intents: remove intentBudgetRef, identity, idempotency, outcomes, retryBudget, unknownOutcome, statusCheck and admission"
 // +kubebuilder:validation:XValidation:rule="has(self.statusCheck) ? has(self.unknownOutcome) && self.unknownOutcome in ['StatusCheck', 'Resume'] : !has(self.unknownOutcome) || self.unknownOutcome != 'StatusCheck'",message="statusCheck and unknownOutcome StatusCheck come together; with Resume a statusCheck is optional"
 // +kubebuilder:validation:XValidation:rule="(has(self.unknownOutcome) && self.unknownOutcome == 'Resume') == (has(self.idempotency) && has(self.idempotency.providerDeduplicates))",message="unknownOutcome Resume and idempotency.providerDeduplicates come together: only a provider that deduplicates may be sent the same again"
 // +kubebuilder:validation:XValidation:rule="!has(self.unknownOutcome) || self.unknownOutcome != 'Resume' || !has(self.idempotency) || !has(self.idempotency.key.none)",message="unknownOutcome Resume needs a key by which the provider deduplicates: idempotency.key must not be none"
@@ -534,6 +534,14 @@ type AgentToolSpec struct {
 	// statusCheck says how the provider is asked. With unknownOutcome StatusCheck; with Resume it is optional, and asked once nothing is sent again.
 	// +optional
 	StatusCheck *StatusCheck `json:"statusCheck,omitempty"`
+
+	// admission are the rules that an intent must pass before it is sent. All are asked for each call that would be sent, in their order,
+	// and a rule that denies comes before one that holds. Those that deny are also a ValidatingAdmissionPolicy for the tool's
+	// PaymentIntents. Only for a Mutating tool; when absent, there are none.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=10
+	Admission []AdmissionRule `json:"admission,omitempty"`
 }
 
 // AgentToolStatus is what the operator has seen of the tool.

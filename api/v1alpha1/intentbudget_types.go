@@ -155,6 +155,18 @@ type MaxHeldSpec struct {
 	PerCaller *int32 `json:"perCaller,omitempty"`
 }
 
+// HoldsSpec says for how long holds wait for a person.
+type HoldsSpec struct {
+	// expireAfter is how long a hold waits for a person before its intent is rejected. That is done only while nothing of the intent can
+	// have moved: where the outcome of an attempt is unknown, a person decides, however long it takes. Between 1s and 8760h.
+	// +required
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:Pattern=`^([0-9]{1,5}(\.[0-9]{1,3})?(h|m|s)|[0-9]{1,6}ms){1,4}$`
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s') && duration(self) <= duration('8760h')",message="expireAfter must be between 1s and 8760h"
+	ExpireAfter metav1.Duration `json:"expireAfter"`
+}
+
 // IntentBudgetSpec says where the budget's records live, and how its intents are compared and bounded.
 //
 // +kubebuilder:validation:XValidation:rule="self.storeRef == oldSelf.storeRef",message="storeRef is immutable: the budget's memory is in that store"
@@ -179,6 +191,10 @@ type IntentBudgetSpec struct {
 	// When absent, each of its fields has its effective value.
 	// +optional
 	MaxHeld *MaxHeldSpec `json:"maxHeld,omitempty"`
+
+	// holds says for how long holds wait for a person. When absent, for as long as it takes.
+	// +optional
+	Holds *HoldsSpec `json:"holds,omitempty"`
 }
 
 // IntentBudgetStatus is what the operator has seen of the budget.

@@ -57,7 +57,7 @@ type HoldRecord struct {
 
 // HoldReason says why an intent is held.
 //
-// +kubebuilder:validation:Enum=ScopeOverlap;LineageOverlap;ExactMatch;Lookalike;OutcomeUnknown;KeyExpired;IdentityChanged;BudgetExceeded
+// +kubebuilder:validation:Enum=ScopeOverlap;LineageOverlap;ExactMatch;Lookalike;OutcomeUnknown;KeyExpired;IdentityChanged;BudgetExceeded;ApprovalRequired
 type HoldReason string
 
 const (
@@ -77,6 +77,8 @@ const (
 	HoldLookalike HoldReason = "Lookalike"
 	// HoldBudgetExceeded says that the payment would exceed a limit of the budget's spend.
 	HoldBudgetExceeded HoldReason = "BudgetExceeded"
+	// HoldApprovalRequired says that a rule of the tool's admission wants a person to decide.
+	HoldApprovalRequired HoldReason = "ApprovalRequired"
 )
 
 // HoldMatch is a record that stands in the way of the held intent.

@@ -36,6 +36,7 @@ const (
 	reasonWaitsForGateway = "WaitingForGateways"
 	reasonReady           = "Ready"
 	reasonRequestKeys     = "RequestKeysMissing"
+	reasonWarnings        = "AcceptedWithWarnings"
 )
 
 // pendingMessage is why a tool is refused that could not be looked at to the end.
@@ -51,6 +52,8 @@ type ToolReconciler struct {
 	RequestKeys *RequestKeys
 	// Leading says whether this process writes the status; the others only serve.
 	Leading func() bool
+	// Fences keeps the admission policies; nil: this process keeps none.
+	Fences *Fences
 	// Programmed is told when the policy has changed; nil: nobody is.
 	Programmed func()
 
@@ -76,7 +79,7 @@ func versionOf(o client.Object) objectVersion { return objectVersion{o.GetUID(),
 // SetupWithManager watches the tools, all that they refer to, and the gateways.
 func (r *ToolReconciler) SetupWithManager(mgr ctrl.Manager) error {
 	all := enqueueAll(r.Client, &v1alpha1.AgentToolList{})
-	return ctrl.NewControllerManagedBy(mgr).
+	b := ctrl.NewControllerManagedBy(mgr).
 		For(&v1alpha1.AgentTool{}).
 		Watches(&v1alpha1.IntentBudget{}, handler.EnqueueRequestsFromMapFunc(r.ofBudget), builder.WithPredicates(conditionsChanged())).
 		Watches(&v1alpha1.IdempotencyStore{}, handler.EnqueueRequestsFromMapFunc(r.ofStore), builder.WithPredicates(conditionsChanged())).
@@ -84,8 +87,11 @@ func (r *ToolReconciler) SetupWithManager(mgr ctrl.Manager) error {
 		Watches(&coordinationv1.Lease{}, all, builder.WithPredicates(seenChanged())).
 		WatchesRawSource(onElection(mgr, r.Client, &v1alpha1.AgentToolList{})).
 		// Every gateway compiles the tools.
-		WithOptions(ctrlcontroller.Options{NeedLeaderElection: ptr.To(false)}).
-		Complete(r)
+		WithOptions(ctrlcontroller.Options{NeedLeaderElection: ptr.To(false)})
+	if r.Fences != nil {
+		r.Fences.watches(mgr, b)
+	}
+	return b.Complete(r)
 }
 
 func (r *ToolReconciler) ofBudget(ctx context.Context, obj client.Object) []reconcile.Request {
@@ -117,6 +123,9 @@ func (r *ToolReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 			return ctrl.Result{}, err
 		}
 		r.remove(req.NamespacedName)
+		if r.Fences != nil && r.Leading() {
+			return ctrl.Result{}, r.Fences.remove(ctx, req.NamespacedName)
+		}
 		return ctrl.Result{}, nil
 	}
 	no, store, err := r.program(ctx, &obj)
@@ -149,7 +158,14 @@ func (r *ToolReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 			set.set(v1alpha1.ConditionStalled, metav1.ConditionTrue, no.reason, no.message)
 		}
 	} else {
+		warnings, err := r.Fences.apply(ctx, &obj)
+		if err != nil {
+			return result, err
+		}
 		set.set(v1alpha1.ConditionAccepted, metav1.ConditionTrue, reasonAccepted, "The spec is valid and its references hold.")
+		if len(warnings) > 0 {
+			set.set(v1alpha1.ConditionAccepted, metav1.ConditionTrue, reasonWarnings, warned(warnings))
+		}
 		programmed, why, err := r.Gateways.programmed(ctx, &obj)
 		if err != nil {
 			return result, err

@@ -145,10 +145,12 @@ func Setup(mgr ctrl.Manager, live client.Client, o Options) (*Operator, error) {
 		Credentials: credentials, Dial: dial, StoreTimeout: o.StoreTimeout,
 		Gateway: o.Gateway, AllInOne: o.Gateway && o.Controllers, Leading: leads,
 	}
+	var fences *Fences
 	if o.Controllers {
 		op.stores.Deployer = NewDeployer(cached, live, o.Namespace, dial)
+		fences = NewFences(cached, live, o.Namespace)
 	}
-	op.tools = &ToolReconciler{Client: cached, Memory: memory, Policies: op.Policies, Gateways: gateways, RequestKeys: op.RequestKeys, Leading: leads}
+	op.tools = &ToolReconciler{Client: cached, Memory: memory, Policies: op.Policies, Gateways: gateways, RequestKeys: op.RequestKeys, Leading: leads, Fences: fences}
 	op.beginning = op.newBeginning()
 	reconcilers := []interface{ SetupWithManager(ctrl.Manager) error }{op.stores, op.tools}
 	runnables := []manager.Runnable{worklist}

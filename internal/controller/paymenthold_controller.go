@@ -32,6 +32,7 @@ import (
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 	"github.com/holdfast-dev/holdfast/internal/guard"
+	"github.com/holdfast-dev/holdfast/internal/policy"
 )
 
 // The reasons of a PaymentHold's conditions and events.
@@ -340,23 +341,65 @@ func (r *HoldReconciler) resolve(ctx context.Context, engine *guard.Engine, obj 
 		f.reason, f.withheld = reasonNotEnforced, find(now.Status.Conditions, v1alpha1.ConditionResolved).Message
 		return nil
 	}
-	gone := false
+	var released callable
 	if res.Decision == v1alpha1.DecisionRelease {
-		var tool v1alpha1.AgentTool
-		err := r.Live.Get(ctx, types.NamespacedName{Namespace: obj.Namespace, Name: obj.Spec.ToolRef.Name}, &tool)
-		if gone = apierrors.IsNotFound(err); err != nil && !gone {
-			return fmt.Errorf("look for the hold's AgentTool: %w", err)
+		if released, err = r.callable(ctx, types.NamespacedName{Namespace: obj.Namespace, Name: obj.Spec.ToolRef.Name}); err != nil {
+			return err
 		}
 	}
 	view, err := engine.Resolve(ctx, guard.Resolution{
 		HoldID: id, Decision: guard.Decision(res.Decision), Reason: res.Reason, By: res.By,
-		ProviderReference: res.ProviderReference, Result: []byte(res.Result), ToolGone: gone,
+		ProviderReference: res.ProviderReference, Result: []byte(res.Result), ToolGone: released.gone, Now: released.now,
 	})
 	if err != nil {
 		return fmt.Errorf("hand the resolution to the record: %w", err)
 	}
 	f.view = view
 	return nil
+}
+
+// callable is what a tool would say to a call now.
+type callable struct {
+	gone bool
+	now  func(*guard.Call) (guard.Policy, string)
+}
+
+// callable asks for the tool and its budget as they are now: a release that could not be
+// used would look as if the payment were under way.
+func (r *HoldReconciler) callable(ctx context.Context, name types.NamespacedName) (callable, error) {
+	unusable := func(why string) (callable, error) {
+		return callable{now: func(*guard.Call) (guard.Policy, string) { return guard.Policy{}, why }}, nil
+	}
+	var tool v1alpha1.AgentTool
+	if err := r.Live.Get(ctx, name, &tool); apierrors.IsNotFound(err) {
+		return callable{gone: true}, nil
+	} else if err != nil {
+		return callable{}, fmt.Errorf("look for the hold's AgentTool: %w", err)
+	}
+	var budget *v1alpha1.IntentBudget
+	if ref := tool.Spec.IntentBudgetRef; ref != nil {
+		budget = &v1alpha1.IntentBudget{}
+		err := r.Live.Get(ctx, types.NamespacedName{Namespace: name.Namespace, Name: ref.Name}, budget)
+		if apierrors.IsNotFound(err) {
+			budget = nil
+		} else if err != nil {
+			return callable{}, fmt.Errorf("look for the IntentBudget of the hold's AgentTool: %w", err)
+		}
+	}
+	compiled, err := policy.Compile(&tool, budget)
+	var invalid *policy.SpecError
+	var unserved *policy.NotServedError
+	switch {
+	case errors.As(err, &invalid):
+		return unusable("the AgentTool " + name.Name + " cannot be called as it is: " + invalid.Error())
+	case errors.As(err, &unserved):
+		return unusable("the AgentTool " + name.Name + " cannot be called: " + unserved.Message)
+	case err != nil:
+		return callable{}, fmt.Errorf("read the hold's AgentTool: %w", err)
+	case !compiled.Mutating:
+		return unusable("the AgentTool " + name.Name + " is ReadOnly now, so nothing could be sent")
+	}
+	return callable{now: func(c *guard.Call) (guard.Policy, string) { return compiled.GuardFor(c), "" }}, nil
 }
 
 // holdStatus says what was found.

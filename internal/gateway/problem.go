@@ -182,6 +182,14 @@ func fromGuard(a guard.Answer, who access.Caller) *problem {
 			return set(http.StatusForbidden, "not-registered", "The intent was not registered", actRegister,
 				notSent(v)+": this tool takes only payments that were registered before. Register this one first, under the same intent ID: "+
 					"PUT its scope, amount and recipient to the tool's path with /intents/ and the ID. Then send the same request again.")
+		case guard.ReasonHoldExpired:
+			return set(http.StatusForbidden, "hold-expired", "Nobody decided in time", actNewIntent,
+				"This payment waited for a person, and nobody decided in time, so this intent is closed. Nothing was paid. "+
+					"If the payment is still wanted, make it as a new one, with a new intent ID."+ask)
+		case guard.ReasonDeniedByRule:
+			return set(http.StatusForbidden, "denied-by-rule", "A rule of the tool denies it", actStop,
+				notSent(v)+". An admission rule of the tool denies this payment: "+strings.TrimSuffix(a.Rule, ".")+
+					". Do not split or change the payment only to pass the rule, and do not make it in another way.")
 		case guard.ReasonMarkedPaid:
 			return set(http.StatusForbidden, "marked-paid", "The payment was made", actStop,
 				"It is known that this was paid. Whose the answer is can no longer be told, since the store has lost its memory. Do not pay it again."+ask)
@@ -312,6 +320,9 @@ func holdDetail(a guard.Answer, p *problem, ask string) string {
 	case guard.BudgetExceeded:
 		return "This payment would exceed what may be spent, and was not sent. Do not repeat it under new intent IDs, and do not split it." + hold +
 			"After a release, the same request with the same intent ID is sent once." + ask
+	case guard.ApprovalRequired:
+		return "A rule of the tool wants a person to decide about this payment, and it was not sent: " + strings.TrimSuffix(a.Cause, ".") +
+			". Do not repeat it under new intent IDs, and do not split it." + hold + "After a release, the same request with the same intent ID is sent once." + ask
 	case guard.LineageOverlap:
 		why = "The same step of the same session has paid already, or may have."
 	default:

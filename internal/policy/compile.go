@@ -52,6 +52,7 @@ var defaultRequestHeaders = []string{"accept", "content-type"}
 var (
 	boundsWindow      = [2]time.Duration{time.Minute, 8760 * time.Hour}
 	boundsLookalike   = [2]time.Duration{time.Second, 8760 * time.Hour}
+	boundsHolds       = [2]time.Duration{time.Second, 8760 * time.Hour}
 	boundsSpendWindow = [2]time.Duration{time.Second, 8760 * time.Hour}
 	boundsTTL         = [2]time.Duration{time.Minute, 8760 * time.Hour}
 	boundsTimeout     = [2]time.Duration{100 * time.Millisecond, 5 * time.Minute}
@@ -277,6 +278,8 @@ func (t *Tool) compileReadOnly(spec *v1alpha1.AgentToolSpec) error {
 		return specError("spec.retryBudget", "a ReadOnly tool has no intents: remove it")
 	case spec.Concurrency != nil:
 		return specError("spec.concurrency", "is kept in the budget's store, and a ReadOnly tool has none: remove it")
+	case spec.Admission != nil:
+		return specError("spec.admission", "a ReadOnly tool has no intents: remove it")
 	case spec.RateLimit != nil:
 		return specError("spec.rateLimit", "is kept in the budget's store, and a ReadOnly tool has none: remove it")
 	case spec.Upstream.HTTP.SettleAfter != nil:
@@ -327,6 +330,13 @@ func (t *Tool) compileMutating(spec *v1alpha1.AgentToolSpec) error {
 	}
 	if err := t.compileUnknown(spec); err != nil {
 		return err
+	}
+	rules, err := CompileAdmission(spec.Admission)
+	if err != nil {
+		return err
+	}
+	if len(rules) > 0 {
+		t.Guard = t.Guard.WithRules(func(c *guard.Call) (guard.Ruling, error) { return Ruling(rules, c) })
 	}
 	return t.compileIdentity(spec.Identity)
 }
@@ -584,6 +594,11 @@ func CheckBudget(budget *v1alpha1.IntentBudget) error {
 			return specError("spec.maxHeld.perCaller", "must not be greater than total")
 		}
 	}
+	if h := budget.Spec.Holds; h != nil {
+		if _, err := duration("spec.holds.expireAfter", &h.ExpireAfter, 0, boundsHolds); err != nil {
+			return err
+		}
+	}
 	_, err := compileSpend(budget.Spec.Spend)
 	return err
 }
@@ -609,6 +624,9 @@ func effectiveBudget(budget *v1alpha1.IntentBudget, p guard.Policy) guard.Policy
 	}
 	p.IgnoreLineage = or(overlap.Lineage, defaultLineage) == v1alpha1.LineageIgnore
 
+	if budget.Spec.Holds != nil {
+		p.HoldFor = budget.Spec.Holds.ExpireAfter.Duration
+	}
 	held := v1alpha1.MaxHeldSpec{}
 	if budget.Spec.MaxHeld != nil {
 		held = *budget.Spec.MaxHeld

@@ -23,6 +23,22 @@ func Parser() *typed.Parser {
 var parserOnce sync.Once
 var parser *typed.Parser
 var schemaYAML = typed.YAMLObject(`types:
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.AdmissionAction
+  scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.AdmissionExpression
+  scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.AdmissionRule
+  map:
+    fields:
+    - name: action
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.AdmissionAction
+    - name: expression
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.AdmissionExpression
+    - name: message
+      type:
+        scalar: string
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.AgentTool
   map:
     fields:
@@ -61,6 +77,12 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.AgentToolSpec
   map:
     fields:
+    - name: admission
+      type:
+        list:
+          elementType:
+            namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.AdmissionRule
+          elementRelationship: atomic
     - name: cache
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.ResponseCache
@@ -381,6 +403,12 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: reasons
       type:
         scalar: string
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.HoldsSpec
+  map:
+    fields:
+    - name: expireAfter
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Duration
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.HostPort
   scalar: string
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.IdempotencySpec
@@ -522,6 +550,9 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.IntentBudgetSpec
   map:
     fields:
+    - name: holds
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.HoldsSpec
     - name: maxHeld
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.MaxHeldSpec

@@ -47,6 +47,10 @@ type AgentToolSpecApplyConfiguration struct {
 	UnknownOutcome *apiv1alpha1.UnknownOutcome `json:"unknownOutcome,omitempty"`
 	// statusCheck says how the provider is asked. With unknownOutcome StatusCheck; with Resume it is optional, and asked once nothing is sent again.
 	StatusCheck *StatusCheckApplyConfiguration `json:"statusCheck,omitempty"`
+	// admission are the rules that an intent must pass before it is sent. All are asked for each call that would be sent, in their order,
+	// and a rule that denies comes before one that holds. Those that deny are also a ValidatingAdmissionPolicy for the tool's
+	// PaymentIntents. Only for a Mutating tool; when absent, there are none.
+	Admission []AdmissionRuleApplyConfiguration `json:"admission,omitempty"`
 }
 
 // AgentToolSpecApplyConfiguration constructs a declarative configuration of the AgentToolSpec type for use with
@@ -161,5 +165,18 @@ func (b *AgentToolSpecApplyConfiguration) WithUnknownOutcome(value apiv1alpha1.U
 // If called multiple times, the StatusCheck field is set to the value of the last call.
 func (b *AgentToolSpecApplyConfiguration) WithStatusCheck(value *StatusCheckApplyConfiguration) *AgentToolSpecApplyConfiguration {
 	b.StatusCheck = value
+	return b
+}
+
+// WithAdmission adds the given value to the Admission field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Admission field.
+func (b *AgentToolSpecApplyConfiguration) WithAdmission(values ...*AdmissionRuleApplyConfiguration) *AgentToolSpecApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithAdmission")
+		}
+		b.Admission = append(b.Admission, *values[i])
+	}
 	return b
 }

@@ -17,6 +17,8 @@ type IntentBudgetSpecApplyConfiguration struct {
 	// maxHeld bounds the intents that are held and were never sent; beyond it calls are denied with reason too_many_holds.
 	// When absent, each of its fields has its effective value.
 	MaxHeld *MaxHeldSpecApplyConfiguration `json:"maxHeld,omitempty"`
+	// holds says for how long holds wait for a person. When absent, for as long as it takes.
+	Holds *HoldsSpecApplyConfiguration `json:"holds,omitempty"`
 }
 
 // IntentBudgetSpecApplyConfiguration constructs a declarative configuration of the IntentBudgetSpec type for use with
@@ -59,5 +61,13 @@ func (b *IntentBudgetSpecApplyConfiguration) WithSpend(values ...*SpendLimitAppl
 // If called multiple times, the MaxHeld field is set to the value of the last call.
 func (b *IntentBudgetSpecApplyConfiguration) WithMaxHeld(value *MaxHeldSpecApplyConfiguration) *IntentBudgetSpecApplyConfiguration {
 	b.MaxHeld = value
+	return b
+}
+
+// WithHolds sets the Holds field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Holds field is set to the value of the last call.
+func (b *IntentBudgetSpecApplyConfiguration) WithHolds(value *HoldsSpecApplyConfiguration) *IntentBudgetSpecApplyConfiguration {
+	b.Holds = value
 	return b
 }
