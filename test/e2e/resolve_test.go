@@ -87,7 +87,7 @@ var _ = Describe("Resolving a hold", func() {
 		forged := release
 		forged.By = "bob"
 		Expect(w.tryResolve(ctx, resolver, hold, forged)).To(MatchError(ContainSubstring(
-			`spec.resolution.by must be "alice", who is asking: leave it out, the API server writes it`)))
+			`spec.resolution.by must be "alice", who is asking: leave it out, or, where the API server does not write it, give that name`)))
 		stands(ctx, c, hold)
 	})
 
