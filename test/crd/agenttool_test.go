@@ -1,6 +1,23 @@
 package crd
 
-import "testing"
+import (
+	"maps"
+	"testing"
+)
+
+// rulesOf has n admission rules, with these fields and without those.
+func rulesOf(n int, with map[string]any, without ...string) []change {
+	rules := make([]any, n)
+	for i := range rules {
+		rule := map[string]any{"expression": "true", "message": "all pass", "action": "Deny"}
+		maps.Copy(rule, with)
+		for _, field := range without {
+			delete(rule, field)
+		}
+		rules[i] = rule
+	}
+	return []change{set("spec.admission", rules)}
+}
 
 func TestMutatingAgentTool(t *testing.T) {
 	valid := object(`
@@ -55,6 +72,9 @@ spec:
     timeout: 5s
     backoff: {initial: 1s, factor: 2, max: 1m}
     deadline: 24h
+  admission:
+  - {expression: 'object.spec.amount.currency in ["USD", "EUR"]', message: only USD and EUR, action: Deny}
+  - {expression: 'quantity(object.spec.amount.value).compareTo(quantity("500")) <= 0', message: above 500 a person decides, action: Hold}
 `)
 	const (
 		http     = "spec.upstream.http."
@@ -257,6 +277,20 @@ spec:
 		{"a rate of a caller in too long a time", []change{set(rates+"perCaller.per", "25h")}, "per must be between 1s and 24h"},
 		{"a rate of a caller without a time", []change{remove(rates + "perCaller.per")}, "spec.rateLimit.perCaller.per: Required value"},
 		{"too much at once", []change{set(rates+"burst", int64(10001))}, "should be less than or equal to 10000"},
+		{"no rules", []change{remove("spec.admission")}, ""},
+		{"10 rules", rulesOf(10, nil), ""},
+		{"11 rules", rulesOf(11, nil), "must have at most 10 items"},
+		{"a rule without an expression", rulesOf(1, nil, "expression"), "spec.admission[0].expression: Required value"},
+		{"a rule with an empty expression", rulesOf(1, map[string]any{"expression": ""}), "spec.admission[0].expression"},
+		{"a rule that is too long", rulesOf(1, map[string]any{"expression": letters(1025)}), "may not be more than 1024"},
+		{"a rule without a message", rulesOf(1, nil, "message"), "spec.admission[0].message: Required value"},
+		{"a rule with a blank message", rulesOf(1, map[string]any{"message": " "}), "spec.admission[0].message in body should match"},
+		{"a rule with two lines of message", rulesOf(1, map[string]any{"message": "a\nb"}), "spec.admission[0].message in body should match"},
+		{"a rule with a message in other letters", rulesOf(1, map[string]any{"message": "日本 only"}), ""},
+		{"a rule with a message that is too long", rulesOf(1, map[string]any{"message": letters(513)}), "may not be more than 512"},
+		{"a rule without an action", rulesOf(1, nil, "action"), "spec.admission[0].action: Required value"},
+		{"a rule with another action", rulesOf(1, map[string]any{"action": "Warn"}), `Unsupported value: "Warn"`},
+		{"a rule with a misspelt field", rulesOf(1, map[string]any{"messages": "a"}), `unknown field "spec.admission[0].messages"`},
 		{"to reject what is in flight", []change{set(idem+"inFlight.mode", "Reject"), remove(idem + "inFlight.timeout")}, ""},
 		{"to reject, and to wait", []change{set(idem+"inFlight.mode", "Reject")}, "timeout is for mode Wait"},
 		{"mode that does not exist", []change{set(idem+"inFlight.mode", "Queue")}, `Unsupported value: "Queue"`},
@@ -300,6 +334,7 @@ spec:
 		{"ttl too long", []change{set("spec.cache.ttl", "2h")}, "ttl must be between 1s and 1h"},
 		{"a budget", []change{set("spec.intentBudgetRef.name", "refunds")}, "a ReadOnly tool has no intents"},
 		{"an identity", []change{set("spec.identity", map[string]any{"intentID": []any{"call.session"}, "scope": []any{"path(1)"}})}, "a ReadOnly tool has no intents"},
+		{"rules", rulesOf(1, nil), "a ReadOnly tool has no intents"},
 		{"outcomes", []change{set("spec.outcomes", []any{map[string]any{"status": "402", "outcome": "Failed"}})}, "a ReadOnly tool has no intents"},
 		{"a retry budget", []change{set("spec.retryBudget", map[string]any{})}, "a ReadOnly tool has no intents"},
 		{"an unknown outcome", []change{set("spec.unknownOutcome", "Hold")}, "a ReadOnly tool has no intents"},

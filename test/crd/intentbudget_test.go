@@ -45,6 +45,7 @@ spec:
   spend:
   - {name: daily, currency: USD, limit: "500.00", window: 24h, per: object.spec.caller, onExceed: Deny}
   maxHeld: {total: 100, perCaller: 20}
+  holds: {expireAfter: 72h}
 `)
 	creating(t, strict(), valid, []tableCase{
 		{"only what is required", []change{remove("spec.overlap"), remove("spec.spend"), remove("spec.maxHeld")}, ""},
@@ -76,6 +77,10 @@ spec:
 		{"lookalike without a window", []change{set("spec.overlap.lookalike", map[string]any{})}, "spec.overlap.lookalike.window: Required value"},
 		{"lookalike window too short", []change{set("spec.overlap.lookalike.window", "900ms")}, "window must be between 1s and 8760h"},
 		{"lookalike window too long", []change{set("spec.overlap.lookalike.window", "8761h")}, "window must be between 1s and 8760h"},
+		{"holds that never expire", []change{remove("spec.holds")}, ""},
+		{"holds without a time", []change{remove("spec.holds.expireAfter")}, "spec.holds.expireAfter: Required value"},
+		{"holds that expire at once", []change{set("spec.holds.expireAfter", "900ms")}, "expireAfter must be between 1s and 8760h"},
+		{"holds that expire too late", []change{set("spec.holds.expireAfter", "8761h")}, "expireAfter must be between 1s and 8760h"},
 		{"no limits", []change{set("spec.spend", []any{})}, ""},
 		{"a limit for the whole budget, denying", limit(nil, "per", "onExceed"), ""},
 		{"a limit that holds", limit(map[string]any{"onExceed": "Hold"}), ""},
@@ -101,6 +106,7 @@ spec:
 	})
 	updating(t, strict(), strict(), valid, []tableCase{
 		{"another window", []change{set("spec.overlap.window", "24h")}, ""},
+		{"holds that expire later", []change{set("spec.holds.expireAfter", "96h")}, ""},
 		{"other limits", limit(map[string]any{"limit": "1", "window": "1h"}), ""},
 		{"optional blocks removed", []change{remove("spec.overlap"), remove("spec.spend"), remove("spec.maxHeld")}, ""},
 		{"another store", []change{set("spec.storeRef.name", "other")}, "storeRef is immutable"},
