@@ -131,8 +131,14 @@ func (e *Engine) cannot(r *record, res Resolution) string {
 //
 // A release that could not be used would look to a person as if the payment were under way.
 func (e *Engine) refusesNow(ctx context.Context, r *record, res Resolution, now time.Time) (why string, also Reason, err error) {
-	if why := e.cannot(r, res); why != "" || res.Decision != Release || res.Now == nil {
+	if why := e.cannot(r, res); why != "" || res.Decision != Release {
 		return why, "", nil
+	}
+	if r.overdue(now) {
+		return causeNotValid + r.Registration.ValidUntil.UTC().Format(time.RFC3339), "", nil
+	}
+	if res.Now == nil {
+		return "", "", nil
 	}
 	c := r.call()
 	p, unusable := res.Now(&c)

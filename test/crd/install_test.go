@@ -143,8 +143,8 @@ func TestAnInstallationElsewhereWithoutTheStamp(t *testing.T) {
 
 	// A namespace's admin binds the roles by the names that they have.
 	for role, may := range map[string]bool{
-		"my-holdfast-agent": true, "my-holdfast-resolver": true, "my-holdfast-store-deployer": true,
-		"holdfast-resolver": false, "my-holdfast-operator": false, "cluster-admin": false,
+		"my-holdfast-agent": true, "my-holdfast-registrar": true, "my-holdfast-resolver": true, "my-holdfast-store-deployer": true,
+		"holdfast-resolver": false, "holdfast-registrar": false, "my-holdfast-operator": false, "cluster-admin": false,
 	} {
 		review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 			User:               "nadia",

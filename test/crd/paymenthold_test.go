@@ -87,7 +87,7 @@ func TestPaymentHold(t *testing.T) {
 		{"no epoch", []change{remove("spec.record.epoch")}, "spec.record.epoch: Required value"},
 		{"no reasons", []change{remove("spec.reasons")}, "spec.reasons: Required value"},
 		{"empty reasons", []change{set("spec.reasons", []any{})}, "should have at least 1 items"},
-		{"reason that does not exist", []change{set("spec.reasons", []any{"ApprovalRequired"})}, `Unsupported value: "ApprovalRequired"`},
+		{"reason that does not exist", []change{set("spec.reasons", []any{"Suspicious"})}, `Unsupported value: "Suspicious"`},
 		{"all reasons", []change{set("spec.reasons", []any{"ScopeOverlap", "LineageOverlap", "ExactMatch", "Lookalike", "OutcomeUnknown", "KeyExpired", "IdentityChanged", "BudgetExceeded"})}, ""},
 		{"reason given twice", []change{set("spec.reasons", []any{"ScopeOverlap", "ScopeOverlap"})}, "Duplicate value"},
 		{"amount as a number", []change{set("spec.amount.value", 49.99)}, "spec.amount.value in body must be of type string"},

@@ -114,6 +114,9 @@ idempotencystores.guardrails.holdfast.dev: get list watch
 idempotencystores/status.guardrails.holdfast.dev: get patch update
 paymentholds.guardrails.holdfast.dev: create delete get list patch watch
 paymentholds/status.guardrails.holdfast.dev: get patch update
+paymentintents.guardrails.holdfast.dev: create get list watch
+paymentintents/status.guardrails.holdfast.dev: get patch update
+serviceaccounts: get
 validatingadmissionpolicies.admissionregistration.k8s.io: create delete get list patch watch
 validatingadmissionpolicybindings.admissionregistration.k8s.io: create delete get list patch watch
 namespaces: get
@@ -171,6 +174,7 @@ secrets[payments-redis]: get
 		}},
 		{agent, ``, map[string]string{namespace: `
 agenttools.guardrails.holdfast.dev: invoke
+paymentintents.guardrails.holdfast.dev: create
 `}},
 		{alice, ``, map[string]string{namespace: `
 paymentholds.guardrails.holdfast.dev: get list patch resolve update watch
@@ -193,22 +197,28 @@ paymentholds.guardrails.holdfast.dev: get list patch resolve update watch
 func TestTheWholeOfEachRole(t *testing.T) {
 	want := map[string]string{
 		"holdfast-view": `
+paymentintents.guardrails.holdfast.dev: get list watch
 agenttools.guardrails.holdfast.dev: get list watch
 intentbudgets.guardrails.holdfast.dev: get list watch
 idempotencystores.guardrails.holdfast.dev: get list watch
 paymentholds.guardrails.holdfast.dev: get list watch
 `,
 		"holdfast-edit": `
+paymentintents.guardrails.holdfast.dev: create delete deletecollection patch update
 agenttools.guardrails.holdfast.dev: create delete deletecollection patch update
 intentbudgets.guardrails.holdfast.dev: create delete deletecollection patch update
 idempotencystores.guardrails.holdfast.dev: create delete deletecollection patch update
 `,
 		"holdfast-admin": `
 paymentholds.guardrails.holdfast.dev: delete deletecollection
-clusterroles.rbac.authorization.k8s.io[holdfast-agent holdfast-resolver holdfast-store-deployer]: bind
+clusterroles.rbac.authorization.k8s.io[holdfast-agent holdfast-registrar holdfast-resolver holdfast-store-deployer]: bind
 `,
 		"holdfast-agent": `
 agenttools.guardrails.holdfast.dev: invoke
+paymentintents.guardrails.holdfast.dev: create
+`,
+		"holdfast-registrar": `
+paymentintents.guardrails.holdfast.dev: create delete get list patch register-for update watch
 `,
 		"holdfast-resolver": `
 paymentholds.guardrails.holdfast.dev: get list patch resolve update watch
