@@ -282,3 +282,40 @@ func TestAnApprovalIsGivenOrExpires(t *testing.T) {
 		t.Errorf("a hold that is over should not be resolved, got %v", err)
 	}
 }
+
+// The rules of a PaymentIntent: refused by the API server where they deny, and asked again by whoever registers it.
+func TestAPaymentIntentMustPassTheRules(t *testing.T) {
+	w := newWorld(t)
+	start(t, t.TempDir())
+	w.account()
+	tool := w.tool("refund", "refunds")
+	tool.Spec.Admission = []v1alpha1.AdmissionRule{
+		below500, below800, rule(v1alpha1.AdmissionHold, `object.spec.recipient != "13" || object.spec.lineage == "a"`, "13 needs a lineage"),
+	}
+	w.create(w.store("payments"), w.budget("refunds", "payments"), tool)
+	w.toolReady("refund")
+	// The API server knows a policy some time after it was made.
+	eventually(t, func() error {
+		err := admin.Create(w.ctx, w.intent("probe", "probe", "1", "801"), client.DryRunAll)
+		if err == nil || !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "denied request: "+below800.Message) {
+			return fmt.Errorf("an intent that a rule denies should be refused, got: %w", err)
+		}
+		return nil
+	})
+	// The operator is not asked there, and asks itself.
+	denied := w.intent("denied", "denied", "2", "801")
+	must(t, as(operatorUser).Create(w.ctx, denied))
+	o := w.says("denied", v1alpha1.IntentDeny, "", "DeniedByRule")
+	contains(t, asJSON(o.Status), below800.Message)
+	failing := w.intent("failing", "failing", "13", "1")
+	w.create(failing)
+	o = w.says("failing", v1alpha1.IntentDeny, "", "DeniedByRule")
+	contains(t, asJSON(o.Status), "no such key: lineage")
+	w.create(w.intent("held", "held", "4", "501"))
+	o = w.says("held", v1alpha1.IntentUnknownHold, v1alpha1.IntentHeld, reasonHeld)
+	w.create(w.intent("fine", "fine", "5", "500"))
+	w.says("fine", v1alpha1.IntentAllow, v1alpha1.IntentRegistered, "Registered")
+	if hold := w.shown(o.Status.Hold, v1alpha1.HoldHeld); hold.Status.Cause != below500.Message {
+		t.Errorf("%s", asJSON(hold.Status))
+	}
+}

@@ -388,6 +388,8 @@ func notRegistered(obj *v1alpha1.PaymentIntent, f intentFinding, admitted func(m
 		say("SpendExceeded", fmt.Sprintf("It would exceed the limit %q of the budget: %s %s within %s.", l.Name, l.Amount.Value, l.Amount.Currency, l.Span()))
 	case a.Verdict == guard.Deny && a.Reason == guard.ReasonTooManyHolds:
 		say("TooManyHolds", "It would have to wait for a person, and too many intents of the budget do already.")
+	case a.Verdict == guard.Deny && a.Reason == guard.ReasonDeniedByRule:
+		say("DeniedByRule", "A rule of the tool denies it: "+strings.TrimSuffix(a.Rule, ".")+".")
 	case a.Verdict == guard.Deny:
 		say(reasonDenied, fmt.Sprintf("It is refused: %s.", a.Reason))
 	case a.Verdict == guard.UnknownHold:

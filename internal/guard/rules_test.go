@@ -323,3 +323,43 @@ func TestAHoldOfWhatMayHaveMovedDoesNotExpire(t *testing.T) {
 	s.sweep()
 	s.inState(b, Rejected)
 }
+
+// What is registered is asked like what is called, and a release of it is good only as long as it is valid.
+func TestRulesAreAskedAtARegistration(t *testing.T) {
+	s := tell(t)
+	register := func(c Call, p Policy, validUntil time.Time) Answer {
+		t.Helper()
+		return s.register(c, Registration{ValidUntil: validUntil}, "", p)
+	}
+	deny, hold := ruledBy(storyPolicy(), Ruling{Deny: denies}), ruledBy(storyPolicy(), Ruling{Hold: holds})
+	a := s.call("a", "order/1")
+	s.want(register(a, deny, time.Time{}), Deny, ReasonDeniedByRule)
+	s.inState(a, None)
+	s.wantHeld(register(a, hold, time.Time{}), ApprovalRequired)
+	s.take(a, Release)
+	s.settle(s.sendUnder(a, hold), paid("re_1"))
+	// Registered before there was a rule: the call is asked.
+	b := s.call("b", "order/2")
+	if got := register(b, storyPolicy(), time.Time{}); got.Verdict != Allow {
+		t.Fatalf("%s %s", got.Verdict, got.Reason)
+	}
+	s.wantDenied(b, deny)
+	s.wantHeld(s.admitUnder(b, hold), ApprovalRequired)
+	s.take(b, Release)
+	// A person let pass what was shown. With a lineage that it did not show it is asked again.
+	c := s.call("c", "order/3")
+	s.wantHeld(register(c, hold, time.Time{}), ApprovalRequired)
+	s.take(c, Release)
+	s.wantHeld(s.admitUnder(c.with(func(c *Call) { c.Lineage = "sess/1" }), hold), ApprovalRequired)
+	// P06: what is no longer valid is not released, and the hold says so.
+	d := s.call("d", "order/4")
+	until := s.time.store().Add(time.Hour)
+	s.wantHeld(register(d, hold, until), ApprovalRequired)
+	before := s.hold(d)
+	s.pass(time.Hour)
+	after := s.spent(d, before, s.resolve(before, Release))
+	if !strings.Contains(after.Cause, causeNotValid) {
+		t.Fatalf("cause %q", after.Cause)
+	}
+	s.take(d, Reject)
+}
