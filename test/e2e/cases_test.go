@@ -54,7 +54,7 @@ func TestEveryCaseHasItsTests(t *testing.T) {
 		{letter: "R", from: 1, to: 37},
 		{letter: "L", from: 1, to: 4},
 		{letter: "S", from: 1, to: 6},
-		{letter: "O", from: 2, to: 7, additional: []int{10}},
+		{letter: "O", from: 1, to: 7, additional: []int{10}},
 		{letter: "P", from: 2, to: 3},
 	} {
 		for n := of.from; n <= of.to; n++ {
