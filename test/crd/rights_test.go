@@ -114,7 +114,7 @@ idempotencystores.guardrails.holdfast.dev: get list watch
 idempotencystores/status.guardrails.holdfast.dev: get patch update
 paymentholds.guardrails.holdfast.dev: create delete get list patch watch
 paymentholds/status.guardrails.holdfast.dev: get patch update
-paymentintents.guardrails.holdfast.dev: create get list watch
+paymentintents.guardrails.holdfast.dev: create delete get list watch
 paymentintents/status.guardrails.holdfast.dev: get patch update
 serviceaccounts: get
 validatingadmissionpolicies.admissionregistration.k8s.io: create delete get list patch watch
