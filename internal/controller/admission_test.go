@@ -38,7 +38,7 @@ func (w *world) unfenced(tool string) {
 	eventually(w.T, func() error {
 		for _, o := range []client.Object{&admissionv1.ValidatingAdmissionPolicy{}, &admissionv1.ValidatingAdmissionPolicyBinding{}} {
 			if err := admin.Get(w.ctx, types.NamespacedName{Name: w.fenceName(tool)}, o); !apierrors.IsNotFound(err) {
-				return fmt.Errorf("%T is still there (%v)", o, err)
+				return fmt.Errorf("%T is still there (%w)", o, err)
 			}
 		}
 		return nil
