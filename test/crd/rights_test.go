@@ -135,6 +135,8 @@ events.events.k8s.io: create patch
 leases.coordination.k8s.io: create delete get list patch update watch
 configmaps: create get list patch update watch
 events: create patch
+secrets: create
+secrets[holdfast-request-keys]: get
 `,
 			namespace: `
 secrets[provider]: get
@@ -167,6 +169,7 @@ events.events.k8s.io: create patch
 			"holdfast-system": `
 leases.coordination.k8s.io: create delete get list patch update watch
 configmaps[holdfast-memory]: get list watch
+secrets[holdfast-request-keys]: get
 `,
 			deploys: `
 secrets[payments-redis]: get
