@@ -53,7 +53,7 @@ func NewFences(cached client.Reader, live client.Client, operatorNamespace strin
 
 // fencesCache keeps the cache to the policies of this installation.
 func fencesCache(operatorNamespace string) map[client.Object]cache.ByObject {
-	ours := cache.ByObject{Label: labels.SelectorFromSet(labels.Set{admission.Label: operatorNamespace})}
+	ours := cache.ByObject{Label: labels.SelectorFromSet(labels.Set{admission.Label: operatorNamespace}), Transform: whole}
 	return map[client.Object]cache.ByObject{
 		&admissionv1.ValidatingAdmissionPolicy{}:        ours,
 		&admissionv1.ValidatingAdmissionPolicyBinding{}: ours,

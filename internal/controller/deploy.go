@@ -96,13 +96,17 @@ func NewDeployer(cached client.Reader, live client.Client, operatorNamespace str
 
 // DeployedCache keeps the cache to what the operator itself has deployed.
 func DeployedCache() map[client.Object]cache.ByObject {
-	ours := cache.ByObject{Label: labels.SelectorFromSet(labels.Set{workload.ManagedByLabel: workload.ManagedBy})}
+	ours := cache.ByObject{Label: labels.SelectorFromSet(labels.Set{workload.ManagedByLabel: workload.ManagedBy}), Transform: whole}
 	return map[client.Object]cache.ByObject{
 		&appsv1.StatefulSet{}:           ours,
 		&networkingv1.NetworkPolicy{}:   ours,
 		&policyv1.PodDisruptionBudget{}: ours,
 	}
 }
+
+// whole keeps an object as it is: what is compared by the fields that were applied needs to
+// know who owns which.
+func whole(o any) (any, error) { return o, nil }
 
 // Watches has a store looked at again when something of its server changes or is taken away.
 // A ConfigMap is not watched: that would be the right to read those of all namespaces.

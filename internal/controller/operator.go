@@ -90,6 +90,7 @@ func CacheOptions(namespace string) cache.Options {
 		},
 	}
 	maps.Copy(read, DeployedCache())
+	maps.Copy(read, fencesCache(namespace))
 	// Who owns which field is not asked, and is a third of an object.
 	return cache.Options{ByObject: read, DefaultTransform: cache.TransformStripManagedFields()}
 }
