@@ -250,7 +250,24 @@ type ToolIdentity struct {
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=64
 	Addresses []JSONPointer `json:"addresses,omitempty"`
+
+	// registration is Required if only intents that were registered are sent: with a PaymentIntent, or with PUT at the intent's URL.
+	// Effective value when absent: Optional.
+	// +optional
+	Registration RegistrationMode `json:"registration,omitempty"`
 }
+
+// RegistrationMode says whether intents must be registered.
+//
+// +kubebuilder:validation:Enum=Optional;Required
+type RegistrationMode string
+
+const (
+	// RegistrationOptional sends also what was not registered.
+	RegistrationOptional RegistrationMode = "Optional"
+	// RegistrationRequired refuses what was not registered.
+	RegistrationRequired RegistrationMode = "Required"
+)
 
 // NoKey says that the upstream takes no key. It has no settings.
 type NoKey struct{}

@@ -132,6 +132,8 @@ func (c *call) serve() *problem {
 	switch {
 	case c.action != "":
 		return c.local(tool)
+	case c.registers():
+		return c.register(tool)
 	case c.poll:
 		return c.answerPoll(tool)
 	case tool.Local:

@@ -41,6 +41,11 @@ type intentDocument struct {
 	Resumes           *guard.ResumesView  `json:"resumes,omitempty"`
 	Hold              *holdDocument       `json:"hold,omitempty"`
 	RetryAfter        int                 `json:"retry_after,omitempty"`
+	// Registered is when it was written down, Expires when it can no longer be sent.
+	Registered *time.Time `json:"registered,omitempty"`
+	Expires    *time.Time `json:"expires,omitempty"`
+	Quote      string     `json:"quote,omitempty"`
+	ValidUntil *time.Time `json:"valid_until,omitempty"`
 	// Result is the stored answer, once there is one.
 	Result *resultDocument `json:"result,omitempty"`
 	Poll   string          `json:"poll"`
@@ -95,7 +100,7 @@ type holdDocument struct {
 func (c *call) answerPoll(tool *policy.Tool) *problem {
 	c.intent = c.intentID
 	if c.r.Method != http.MethodGet && c.r.Method != http.MethodHead {
-		p := refusal(http.StatusBadRequest, "invalid-request", "The method is not declared", actFixRequest, "An intent is asked for with GET. Nothing was sent.")
+		p := refusal(http.StatusBadRequest, "invalid-request", "The method is not declared", actFixRequest, "An intent is registered with PUT, and asked for with GET. Nothing was sent.")
 		p.Reason = "method_not_declared"
 		return p
 	}
@@ -209,6 +214,15 @@ func (c *call) document(a guard.Answer) *intentDocument {
 	}
 	if doc.Attempts == nil {
 		doc.Attempts = []guard.AttemptView{}
+	}
+	if g := v.Registration; g != nil {
+		doc.Registered, doc.Quote = &g.At, g.Quote
+		if !g.ValidUntil.IsZero() {
+			doc.ValidUntil = &g.ValidUntil
+		}
+		if !v.Expires.IsZero() {
+			doc.Expires = &v.Expires
+		}
 	}
 	if h := v.Hold; h != nil {
 		doc.Hold = &holdDocument{

@@ -4,6 +4,7 @@
 package gateway
 
 import (
+	"net/http"
 	"net/url"
 	"regexp"
 	"slices"
@@ -61,6 +62,9 @@ func parseRoute(escaped string) (rt route, ok bool, err error) {
 	rt.suffix = "/" + rest
 	return rt, true, nil
 }
+
+// registers says that the request writes an intent down.
+func (c *call) registers() bool { return c.poll && c.r.Method == http.MethodPut }
 
 // isLabel is validation.IsDNS1123Label, which takes a regular expression for it.
 func isLabel(name string) bool {

@@ -138,6 +138,8 @@ func (c *call) end(took time.Duration) {
 	switch {
 	case c.measured == nil:
 		c.g.o.Metrics.Refused(verdict, c.reason)
+	case c.registers():
+		c.measured.Register(verdict)
 	case c.poll:
 		c.measured.Poll(verdict)
 	case c.action == actRenew, c.action == actSettle:
@@ -182,7 +184,10 @@ func (c *call) log(took time.Duration) {
 	if c.async {
 		fields = append(fields, "async", true)
 	}
-	if c.poll {
+	switch {
+	case c.registers():
+		fields = append(fields, "register", true)
+	case c.poll:
 		fields = append(fields, "poll", true)
 	}
 	if c.action != "" {

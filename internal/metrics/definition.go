@@ -61,6 +61,10 @@ var (
 		Name: "holdfast_polls_total", Kind: Counter, Labels: of("verdict"),
 		Help: "Questions at the poll URL that were answered, by the verdict that a call would get.",
 	}
+	registrationsTotal = Definition{
+		Name: "holdfast_registrations_total", Kind: Counter, Labels: of("verdict"),
+		Help: "Intents that were registered over HTTP, by verdict. Those of PaymentIntents are not among them.",
+	}
 	callsHandedOff = Definition{
 		Name: "holdfast_calls_handed_off_total", Kind: Counter, Labels: tool,
 		Help: "Calls whose caller preferred not to wait (`Prefer: respond-async`) and that went on without it once their attempt was reserved. What they come to is in `holdfast_calls_total`.",
@@ -165,7 +169,7 @@ var (
 
 // definitions are all of them, in the order of the documentation.
 var definitions = []*Definition{
-	&callsTotal, &concurrentConflicts, &keyExpiryCollisions, &pollsTotal,
+	&callsTotal, &concurrentConflicts, &keyExpiryCollisions, &pollsTotal, &registrationsTotal,
 	&callsHandedOff, &attemptsTotal, &resumedTotal, &attemptSeconds, &guardSeconds, &resultsNotWritten, &checksTotal, &lateResults,
 	&callsInProgress, &callsReading, &callsWaiting, &callsAsync, &callsQueued, &callsLimit,
 	&holdsOpen, &holdOldest, &heldIntents, &heldLimit, &spendUsed, &spendReserved, &spendLimit,

@@ -145,6 +145,17 @@ func (t *Tool) Call(verdict, reason string) {
 	t.count(&callsTotal, verdict, reason)
 }
 
+// Register counts an intent that was written down.
+func (t *Tool) Register(verdict string) {
+	if t == nil {
+		return
+	}
+	if verdict == "" {
+		verdict = NoVerdict
+	}
+	t.count(&registrationsTotal, verdict, "")
+}
+
 // Poll counts a question at the poll URL.
 func (t *Tool) Poll(verdict string) {
 	if verdict == "" {

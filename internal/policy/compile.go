@@ -464,6 +464,13 @@ func (t *Tool) compileIdentity(spec *v1alpha1.ToolIdentity) error {
 			return err
 		}
 	}
+	switch spec.Registration {
+	case "", v1alpha1.RegistrationOptional:
+	case v1alpha1.RegistrationRequired:
+		t.Guard.RegisteredOnly = true
+	default:
+		return specError(field+".registration", "%q is not known: use %s or %s", spec.Registration, v1alpha1.RegistrationOptional, v1alpha1.RegistrationRequired)
+	}
 	if out.volatile.Ignore, err = pointers(field+".volatile", spec.Volatile); err != nil {
 		return err
 	}
@@ -515,6 +522,7 @@ func pointers(field string, spec []v1alpha1.JSONPointer) ([]string, error) {
 // of the pointers means nothing; that of everything else may.
 func hashIdentity(spec *v1alpha1.ToolIdentity) (string, error) {
 	sorted := spec.DeepCopy()
+	sorted.Registration = "" // it says nothing of how a call is read
 	slices.Sort(sorted.Volatile)
 	slices.Sort(sorted.Addresses)
 	text, err := json.Marshal(sorted)

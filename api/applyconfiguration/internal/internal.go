@@ -997,6 +997,8 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: external
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.ExternalRedis
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.RegistrationMode
+  scalar: string
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.RequestHeader
   scalar: string
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.ResourceAmounts
@@ -1207,6 +1209,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: recipient
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.Expression
+    - name: registration
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.RegistrationMode
     - name: scope
       type:
         list:

@@ -25,6 +25,9 @@ type ToolIdentityApplyConfiguration struct {
 	Volatile []apiv1alpha1.JSONPointer `json:"volatile,omitempty"`
 	// addresses are the fields of the body whose letter case means nothing, such as a hexadecimal address.
 	Addresses []apiv1alpha1.JSONPointer `json:"addresses,omitempty"`
+	// registration is Required if only intents that were registered are sent: with a PaymentIntent, or with PUT at the intent's URL.
+	// Effective value when absent: Optional.
+	Registration *apiv1alpha1.RegistrationMode `json:"registration,omitempty"`
 }
 
 // ToolIdentityApplyConfiguration constructs a declarative configuration of the ToolIdentity type for use with
@@ -94,5 +97,13 @@ func (b *ToolIdentityApplyConfiguration) WithAddresses(values ...apiv1alpha1.JSO
 	for i := range values {
 		b.Addresses = append(b.Addresses, values[i])
 	}
+	return b
+}
+
+// WithRegistration sets the Registration field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Registration field is set to the value of the last call.
+func (b *ToolIdentityApplyConfiguration) WithRegistration(value apiv1alpha1.RegistrationMode) *ToolIdentityApplyConfiguration {
+	b.Registration = &value
 	return b
 }
