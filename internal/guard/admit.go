@@ -100,12 +100,12 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 				e.giveBack(&pass)
 				return a, nil
 			}
-			if cur.overdue(now) {
+			if cur.overdue(now) && e.o.mutation != expiredPass {
 				a.Verdict, a.Reason = Deny, ReasonExpired
 				e.giveBack(&pass)
 				return a, nil
 			}
-			if unregistered(p, cur) {
+			if e.unregistered(p, cur) {
 				e.giveBack(&pass)
 				return e.notRegistered(c.Key, cur), nil
 			}
@@ -144,7 +144,7 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 		w.Key = key
 		lost := from == nil && e.forgot(p, now)
 		uncounted := next.uncounted()
-		pass.unregistered = unregistered(p, cur)
+		pass.unregistered = e.unregistered(p, cur)
 		// What is only asked about learns what stands in its way, and is written in no case.
 		ruled := e.ruled(&pass, next)
 		asks := lost || pass.refused || pass.unregistered || ruled || uncounted != nil || c.Behind && p.limited()
@@ -299,6 +299,9 @@ func (e *Engine) begin(cur *record, c Call, p Policy, now time.Time) *record {
 	} else {
 		next = cur.clone()
 		next.bind(c)
+		if e.o.mutation == bindingCovers {
+			next.Passed = cur.Passed
+		}
 	}
 	if next.Imported {
 		// It was made of what a hold had shown. Who may send it is whom it belongs to.

@@ -49,6 +49,12 @@ const (
 	ruleReleasedOnce mutation = "a release for a rule lets everything later pass"
 	unknownExpires   mutation = "nobody decides about an unknown outcome, and it expires"
 	absenceCounts    mutation = "a payment that was accepted and is not visible counts as failed"
+	registeredPass   mutation = "what was registered is sent without probes"
+	bindingCovers    mutation = "a release covers what only the first call has said"
+	unregisteredPass mutation = "what was not registered is sent"
+	expiredPass      mutation = "what was registered is sent after its time"
+	expiryKeeps      mutation = "a registration that ends keeps its spend"
+	lostRegistered   mutation = "what was registered before a lost memory is sent"
 )
 
 // atRest is what a mutated engine freezes for a hold that was never refused anything.
@@ -58,6 +64,7 @@ func (e *Engine) mutatedProbes(probes []store.Probe, from *record) []store.Probe
 	released := from != nil && len(from.Passed) > 0
 	switch {
 	case e.o.mutation == noLaterProbes && from != nil,
+		e.o.mutation == registeredPass && from != nil && from.State == Registered,
 		(e.o.mutation == coversEverything || e.o.mutation == everyHoldFreezes) && released:
 		return nil
 	}
@@ -92,6 +99,8 @@ func (e *Engine) mutatedCharges(r *record) {
 	for i := range r.Charges {
 		c := &r.Charges[i]
 		switch {
+		case e.o.mutation == expiryKeeps && r.State == Rejected && r.Expired:
+			c.Payments = 1
 		case e.o.mutation == spendUnknownFree && (r.State == Held || r.State == Released):
 			c.Payments, c.Until = 0, time.Time{}
 		case e.o.mutation == spendAgesEarly && !c.Until.IsZero():

@@ -90,8 +90,8 @@ func (r *record) bindAs(o *record) {
 }
 
 // unregistered says that the tool takes only registered intents, and this is none.
-func unregistered(p Policy, cur *record) bool {
-	return p.RegisteredOnly && (cur == nil || cur.Registration == nil)
+func (e *Engine) unregistered(p Policy, cur *record) bool {
+	return p.RegisteredOnly && (cur == nil || cur.Registration == nil) && e.o.mutation != unregisteredPass
 }
 
 func (e *Engine) notRegistered(k Key, cur *record) Answer {

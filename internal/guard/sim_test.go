@@ -171,6 +171,8 @@ type world struct {
 	ending bool // nothing is slow any more either
 	errs   bool // people make mistakes
 	checks bool // the provider can be asked
+	// registration is nil in a world in which nobody registers.
+	registration *simRegistration
 	// unbounded: what was accepted may be paid at any time, and the tool says so.
 	unbounded bool
 	bolt      *bolt.Store
@@ -569,9 +571,13 @@ func (w *world) judgeReserve(a *actor, r store.Reserve, res store.Result) {
 			return
 		}
 		w.made[r.Nonce] = true
+		var h header
 		var b body
-		if unpack(r.Record.Body, &b, (*body).fields) != nil {
+		if unpack(r.Record.Header, &h, (*header).fields) != nil || unpack(r.Record.Body, &b, (*body).fields) != nil {
 			w.violate("unreadable record")
+			return
+		}
+		if w.judgeRegistered(r.Key, &h, &b) {
 			return
 		}
 		n := len(b.Attempts)
@@ -678,6 +684,8 @@ func (w *world) judgeUpdate(u store.Write, refused uint64) {
 			f[h.Hold] = w.loss.seq // it says that anything may have been paid before
 		case was == Held:
 			f[h.Hold] = f[h.Hold-1] // spent: it shows what it had shown
+		case h.Lineage == "" && w.byKey[u.Key].call.Lineage != "":
+			f[h.Hold] = 0 // it was registered without, so nobody was shown what that meets
 		case was != InFlight && (b.Current.has(ScopeOverlap) || b.Current.has(LineageOverlap) || b.Current.has(ExactMatch)):
 			f[h.Hold] = refused
 		default:
@@ -934,6 +942,9 @@ func (w *world) call(p *process, in *simIntent, c Call) {
 		w.logf("%s: %s %s %s", who, a.Verdict, a.Reason, a.Hold)
 		w.tellsSuccess(in, a, who)
 		t := a.Ticket
+		if a.Reason == ReasonNotRegistered {
+			w.register(p, in) // its next call finds it so
+		}
 		if t == nil {
 			return
 		}
@@ -985,6 +996,7 @@ func (w *world) send(p *process, in *simIntent, n int, t *Ticket) *message {
 		if w.dedup != nil {
 			m.credential = w.dedup.credential
 		}
+		w.judgeSent(t)
 		m.final = m.deadline + simMargin + simGrace + simSettleAfter
 		r := w.rseq[in.call.Key.String()][n]
 		m.rseq, m.covers, m.out = r[0], r[1], w.out[in.call.Key.String()]
@@ -1394,6 +1406,7 @@ func (w *world) policy() Policy {
 	if w.tries > 0 {
 		p.Retry = &RetryBudget{Attempts: w.tries, Initial: 500 * time.Millisecond, Factor: 3, Max: 5 * time.Second}
 	}
+	p.RegisteredOnly = w.registration != nil && w.registration.required
 	if w.checks {
 		p.Check = &CheckPolicy{
 			Upstream: "u", Timeout: simTimeout, Initial: 500 * time.Millisecond, Max: 5 * time.Second, Factor: 2,
@@ -1459,6 +1472,7 @@ func newWorld(seed uint64, rule worldRule, m mutation, dir string, tracing bool)
 		w.window = 3 * time.Minute
 	}
 	w.stalls = []int{8, 8, 55}[w.rng.IntN(3)]
+	w.registration = w.newRegistration()
 	w.money = w.newMoney()
 	w.dedup = w.newDedup()
 	w.makeRules()
@@ -1581,6 +1595,7 @@ func (w *world) one() {
 	if w.loss.loses && w.rng.IntN(40) == 0 {
 		w.lossEvent()
 	}
+	w.registerSome()
 	p := w.procs[w.rng.IntN(len(w.procs))]
 	alive := p.paused <= w.t
 	switch roll := w.rng.IntN(100); {

@@ -119,6 +119,9 @@ func (e *Engine) step(r *record, now time.Time) *pending {
 	if at.IsZero() || now.Before(at) || e.jumped() != nil {
 		return nil // nothing ages by a clock that is wrong
 	}
+	if e.o.mutation == expiredPass && r.overdue(now) && !r.State.Settled() {
+		return nil
+	}
 	if first, _ := r.spentUntil(); !first.IsZero() && !now.Before(first) {
 		p.on, p.to, p.keepMarks = onSpendOver, r.clone(), true
 		p.to.age(now)
