@@ -5,6 +5,7 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -64,50 +65,106 @@ var _ = Describe("The relation of two payments", func() {
 		{"ancestor", []where{{"flow", "s"}, {"flow", "s", "p", "q", "r", "t"}}},
 		{"unrelated", []where{{"flow", "s", "x", "y"}, {"flow", "t", "p", "q"}, nil}},
 	}
+	// Whoever comes second calls, registers over HTTP, or has a PaymentIntent: the verdict is the same.
+	path := func(p where) string { return strings.Join(p, "/") }
+	paths := func(list []where) (out []string) {
+		for _, p := range list {
+			out = append(out, path(p))
+		}
+		return out
+	}
 	for _, scope := range scopes {
 		for _, lineage := range lineages {
 			It(fmt.Sprintf("scope %s, lineage %s", scope.name, lineage.name), func(ctx SpecContext) {
 				w := newWorld(ctx)
+				free := scope.name == "disjoint" && lineage.name == "unrelated"
+				var reasons []v1alpha1.HoldReason
+				if scope.name != "disjoint" {
+					reasons = append(reasons, v1alpha1.HoldScopeOverlap)
+				}
+				if lineage.name != "unrelated" {
+					reasons = append(reasons, v1alpha1.HoldLineageOverlap)
+				}
+				// held looks at the hold of a second intent.
+				held := func(hold string, row int, what string) {
+					GinkgoHelper()
+					h := w.holdIs(ctx, hold, v1alpha1.HoldHeld)
+					Expect(h.Spec.Reasons).To(ConsistOf(reasons), what)
+					Expect(h.Spec.Matches).To(HaveLen(1), what)
+					Expect(h.Spec.Matches[0].IntentID).To(Equal(fmt.Sprint("first-", row)), what)
+				}
+				var shown []func()
 				row := 0
 				for _, s := range scope.scopes {
 					for _, l := range lineage.lineages {
-						row++
-						what := fmt.Sprintf("row %d: scope %v, lineage %v", row, s, l)
-						had, from := inRow(row, first...), inRow(row, at, l)
-						paid := w.pay(ctx, pair(w, fmt.Sprint("first-", row), "10", from[0], had...), 201, allow)
-						// Another amount, so that nothing is the very same call.
-						second := pair(w, fmt.Sprint("second-", row), "11", from[1], inRow(row, s...)...)
-						before := len(w.entries(ctx))
-						if scope.name == "disjoint" && lineage.name == "unrelated" {
-							w.pay(ctx, second, 201, allow)
-							Expect(w.entries(ctx)).To(HaveLen(before+1), what)
-							continue
+						for _, how := range []string{"call", "PUT", "PaymentIntent"} {
+							row++
+							what := fmt.Sprintf("row %d: %s, scope %v, lineage %v", row, how, s, l)
+							had, from := inRow(row, first...), inRow(row, at, l)
+							paid := w.pay(ctx, pair(w, fmt.Sprint("first-", row), "10", from[0], had...), 201, allow)
+							before := len(w.entries(ctx))
+							// Another amount, so that nothing is the very same call.
+							second := said{id: fmt.Sprint("second-", row), amount: "11", scope: paths(inRow(row, s...)), lineage: path(from[1])}
+							// The very same call under another ID gets the first one's answer, and no other does.
+							third := second
+							third.id, third.amount = fmt.Sprint("third-", row), "10"
+							third.fingerprint = w.poll(ctx, charge, fmt.Sprint("first-", row), "").Fingerprint
+							same := scope.name == "equal" && lineage.name == "same" && fmt.Sprint(s) == fmt.Sprint(first)
+							switch {
+							case how == "PaymentIntent":
+								name := fmt.Sprint("second-", row)
+								create(ctx, w.intent(name, second))
+								if same {
+									create(ctx, w.intent(fmt.Sprint("third-", row), third))
+								}
+								shown = append(shown, func() {
+									if free {
+										w.saysOf(ctx, name, v1alpha1.IntentAllow, v1alpha1.IntentRegistered)
+										return
+									}
+									held(w.saysOf(ctx, name, v1alpha1.IntentUnknownHold, v1alpha1.IntentHeld).Status.Hold, row, what)
+									if same {
+										w.saysOf(ctx, fmt.Sprint("third-", row), v1alpha1.IntentReplay, "")
+									}
+								})
+							case how == "PUT" && free:
+								Expect(w.put(ctx, second).verdict()).To(Equal(allow), what)
+							case how == "PUT":
+								p := w.put(ctx, second).problem()
+								Expect(p.Verdict).To(Equal(unknownHold), what)
+								held(p.Hold, row, what)
+								got := w.put(ctx, third)
+								if same {
+									Expect(got.verdict()).To(Equal(replay), what)
+									Expect(got.header.Get("Holdfast-Intent")).To(Equal(fmt.Sprint("first-", row)), what)
+								} else {
+									Expect(got.verdict()).To(Equal(unknownHold), what)
+								}
+							case free:
+								w.pay(ctx, pair(w, second.id, "11", from[1], inRow(row, s...)...), 201, allow)
+								Expect(w.entries(ctx)).To(HaveLen(before+1), what)
+								before++
+							default:
+								held(w.pay(ctx, pair(w, second.id, "11", from[1], inRow(row, s...)...), 409, unknownHold).problem().Hold, row, what)
+								again := pair(w, third.id, "10", from[1], inRow(row, s...)...)
+								if same {
+									got := w.pay(ctx, again, 201, replay)
+									Expect(got.body).To(Equal(paid.body), what)
+									Expect(got.header.Get("Holdfast-Intent")).To(Equal(fmt.Sprint("first-", row)), what)
+								} else {
+									w.pay(ctx, again, 409, unknownHold)
+								}
+							}
+							Expect(w.entries(ctx)).To(HaveLen(before), what)
 						}
-						p := w.pay(ctx, second, 409, unknownHold).problem()
-						var reasons []v1alpha1.HoldReason
-						if scope.name != "disjoint" {
-							reasons = append(reasons, v1alpha1.HoldScopeOverlap)
-						}
-						if lineage.name != "unrelated" {
-							reasons = append(reasons, v1alpha1.HoldLineageOverlap)
-						}
-						h := w.holdIs(ctx, p.Hold, v1alpha1.HoldHeld)
-						Expect(h.Spec.Reasons).To(ConsistOf(reasons), what)
-						Expect(h.Spec.Matches).To(HaveLen(1), what)
-						Expect(h.Spec.Matches[0].IntentID).To(Equal(fmt.Sprint("first-", row)), what)
-						// The very same call under another ID gets the first one's answer, and no other does.
-						third := pair(w, fmt.Sprint("third-", row), "10", from[1], inRow(row, s...)...)
-						if scope.name == "equal" && lineage.name == "same" && fmt.Sprint(s) == fmt.Sprint(first) {
-							got := w.pay(ctx, third, 201, replay)
-							Expect(got.body).To(Equal(paid.body), what)
-							Expect(got.header.Get("Holdfast-Intent")).To(Equal(fmt.Sprint("first-", row)), what)
-						} else {
-							w.pay(ctx, third, 409, unknownHold)
-						}
-						Expect(w.entries(ctx)).To(HaveLen(before), what)
 					}
 				}
-				Expect(row).To(Equal(len(scope.scopes) * len(lineage.lineages)))
+				Expect(row).To(Equal(3 * len(scope.scopes) * len(lineage.lineages)))
+				before := len(w.entries(ctx))
+				for _, look := range shown {
+					look()
+				}
+				Expect(w.entries(ctx)).To(HaveLen(before))
 			})
 		}
 	}
