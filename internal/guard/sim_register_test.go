@@ -15,22 +15,28 @@ import (
 type simRegistration struct {
 	dice     *rand.Rand
 	required bool
+	often    int // once in so many steps somebody registers
 	said     map[*simIntent]*Registration
 }
 
 // newRegistration has dice of its own, so that a world without it is as it was.
 func (w *world) newRegistration() *simRegistration {
 	dice := rand.New(rand.NewPCG(w.seed, 4))
-	if dice.IntN(3) > 0 {
+	g := &simRegistration{dice: dice, often: 12, said: map[*simIntent]*Registration{}}
+	sought := w.mutation == lostRegistered
+	if dice.IntN(3) > 0 && !sought {
 		return nil
 	}
-	return &simRegistration{dice: dice, required: dice.IntN(3) == 0, said: map[*simIntent]*Registration{}}
+	if g.required = dice.IntN(3) == 0; sought {
+		g.often, w.loss.loses = 4, true // a rare meeting: all worlds are such, for what must be found there
+	}
+	return g
 }
 
 // registerSome has some intent registered now and then.
 func (w *world) registerSome() {
 	g := w.registration
-	if g == nil || g.dice.IntN(12) > 0 {
+	if g == nil || g.dice.IntN(g.often) > 0 {
 		return
 	}
 	p, in := w.procs[g.dice.IntN(len(w.procs))], w.ins[g.dice.IntN(len(w.ins))]
