@@ -299,9 +299,6 @@ func (e *Engine) begin(cur *record, c Call, p Policy, now time.Time) *record {
 	} else {
 		next = cur.clone()
 		next.bind(c)
-		if e.o.mutation == bindingCovers {
-			next.Passed = cur.Passed
-		}
 	}
 	if next.Imported {
 		// It was made of what a hold had shown. Who may send it is whom it belongs to.

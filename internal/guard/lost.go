@@ -82,11 +82,7 @@ func (e *Engine) afterLoss(r *record, p *pending) bool {
 		h.Watermark, h.Lineage, h.Lookalike = "", false, false
 	case Released:
 		h.Reasons = r.Current.Reasons
-	case Registered:
-		if e.o.mutation == lostRegistered {
-			return false
-		}
-	case Retryable, Pending:
+	case Registered, Retryable, Pending:
 	default:
 		return false
 	}

@@ -50,11 +50,9 @@ const (
 	unknownExpires   mutation = "nobody decides about an unknown outcome, and it expires"
 	absenceCounts    mutation = "a payment that was accepted and is not visible counts as failed"
 	registeredPass   mutation = "what was registered is sent without probes"
-	bindingCovers    mutation = "a release covers what only the first call has said"
 	unregisteredPass mutation = "what was not registered is sent"
 	expiredPass      mutation = "what was registered is sent after its time"
 	expiryKeeps      mutation = "a registration that ends keeps its spend"
-	lostRegistered   mutation = "what was registered before a lost memory is sent"
 )
 
 // atRest is what a mutated engine freezes for a hold that was never refused anything.

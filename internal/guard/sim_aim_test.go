@@ -27,6 +27,11 @@ func (w *world) aim() {
 		w.jumps, w.loss.loses = true, false
 	case lostIsNew, importForgets:
 		w.jumps, w.loss.loses = false, true
+	case registeredPass, unregisteredPass, expiredPass, expiryKeeps:
+		if w.registration == nil {
+			w.registration = w.registering()
+		}
+		w.registration.often = 4
 	case oneCheckIsEnough, checksAtOnce, absenceCounts:
 		w.alone()
 		w.checks = true

@@ -21,16 +21,15 @@ type simRegistration struct {
 
 // newRegistration has dice of its own, so that a world without it is as it was.
 func (w *world) newRegistration() *simRegistration {
+	if g := w.registering(); g.dice.IntN(3) == 0 {
+		return g
+	}
+	return nil
+}
+
+func (w *world) registering() *simRegistration {
 	dice := rand.New(rand.NewPCG(w.seed, 4))
-	g := &simRegistration{dice: dice, often: 12, said: map[*simIntent]*Registration{}}
-	sought := w.mutation == lostRegistered
-	if dice.IntN(3) > 0 && !sought {
-		return nil
-	}
-	if g.required = dice.IntN(3) == 0; sought {
-		g.often, w.loss.loses = 4, true // a rare meeting: all worlds are such, for what must be found there
-	}
-	return g
+	return &simRegistration{dice: dice, often: 12, required: dice.IntN(3) == 0, said: map[*simIntent]*Registration{}}
 }
 
 // registerSome has some intent registered now and then.

@@ -124,7 +124,7 @@ func TestSimulatorFindsWhatIsTakenOut(t *testing.T) {
 		{m: renewsOver}, {m: renewsUnwritten},
 		{m: rulesIgnored}, {m: ruleReleasedOnce}, {m: unknownExpires},
 		{m: spendUnlimited}, {m: spendUnknownFree}, {m: spendAgesEarly},
-		{m: registeredPass}, {m: bindingCovers}, {m: unregisteredPass}, {m: expiredPass}, {m: expiryKeeps}, {m: lostRegistered},
+		{m: registeredPass}, {m: unregisteredPass}, {m: expiredPass}, {m: expiryKeeps},
 	}
 	if testing.Short() {
 		bugs = []bug{{rule: claimAfterSend}, {m: coversEverything}, {m: noLaterProbes}}
