@@ -63,8 +63,8 @@ func (w *world) put(ctx context.Context, s said) reply {
 	return got
 }
 
-// intent is what is said, as a PaymentIntent.
-func (w *world) intent(name string, s said) *v1alpha1.PaymentIntent {
+// saidAs is what is said, as a PaymentIntent.
+func (w *world) saidAs(name string, s said) *v1alpha1.PaymentIntent {
 	o := &v1alpha1.PaymentIntent{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "PaymentIntent"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name},
@@ -141,7 +141,7 @@ var _ = Describe("An intent that is registered", func() {
 		})
 
 		It("by the agent with kubectl, followed to its end, and ready for kubectl wait", func(ctx SpecContext) {
-			o := w.intent("nine", order9)
+			o := w.saidAs("nine", order9)
 			Expect(all.RunKubectl(ctx, "--namespace="+w.namespace, "--as="+w.caller(), "create", "--filename="+w.file(o))).Error().NotTo(HaveOccurred())
 			Expect(w.kubectl(ctx, "", "wait", "--for=condition=Ready", "--timeout=30s", "pint/nine")).Error().NotTo(HaveOccurred())
 			Expect(w.kubectl(ctx, "", "diff", "--filename="+w.file(o))).To(BeEmpty())
@@ -152,7 +152,7 @@ var _ = Describe("An intent that is registered", func() {
 			Expect(*got.Status.Attempts).To(Equal(int32(1)))
 			// After the payment another way of registering it is told the same, and moves nothing.
 			Expect(w.put(ctx, order9).verdict()).To(Equal(replay))
-			create(ctx, w.intent("later", order9))
+			create(ctx, w.saidAs("later", order9))
 			later := w.saysOf(ctx, "later", v1alpha1.IntentReplay, "")
 			Expect(apimeta.FindStatusCondition(later.Status.Conditions, v1alpha1.ConditionAdmitted).Reason).To(Equal("Duplicate"))
 			Expect(w.charged(ctx, "9")).To(Equal(1))
@@ -210,7 +210,7 @@ var _ = Describe("An intent that is registered", func() {
 
 		It("R15: two that overlap are both registered, and one of them is paid", func(ctx SpecContext) {
 			for _, s := range []said{{id: "b", scope: append(w.ofOrder("1"), w.ofOrder("2")...), amount: "10"}, {id: "c", scope: append(w.ofOrder("2"), w.ofOrder("3")...), amount: "11"}} {
-				create(ctx, w.intent(s.id, s))
+				create(ctx, w.saidAs(s.id, s))
 				w.saysOf(ctx, s.id, v1alpha1.IntentAllow, v1alpha1.IntentRegistered)
 			}
 			body := func(amount string, orders ...string) string {
@@ -240,14 +240,14 @@ var _ = Describe("An intent that is registered", func() {
 			again := order9
 			again.id = "k2"
 			Expect(w.put(ctx, again).verdict()).To(Equal(unknownHold))
-			create(ctx, w.intent("third", said{id: "k3", scope: w.ofOrder("9"), amount: "11"}))
+			create(ctx, w.saidAs("third", said{id: "k3", scope: w.ofOrder("9"), amount: "11"}))
 			w.saysOf(ctx, "third", v1alpha1.IntentUnknownHold, "") // of the one that is held already
 			Expect(w.charged(ctx, "9")).To(Equal(1))
 		})
 
 		It("O10: a held PaymentIntent that is deleted comes back, and its hold stands", func(ctx SpecContext) {
 			w.pay(ctx, call{id: "paid", body: w.order("9", "10")}, 201, allow)
-			o := w.intent("held", order9)
+			o := w.saidAs("held", order9)
 			create(ctx, o)
 			hold := w.saysOf(ctx, "held", v1alpha1.IntentUnknownHold, v1alpha1.IntentHeld).Status.Hold
 			Expect(w.kubectl(ctx, "", "delete", "--wait=false", "pint/held")).Error().NotTo(HaveOccurred())
@@ -269,7 +269,7 @@ var _ = Describe("An intent that is registered", func() {
 		It("for its own caller alone, and shown to nobody else", func(ctx SpecContext) {
 			w.serviceAccount(ctx, "other", "holdfast-agent")
 			other := "system:serviceaccount:" + w.namespace + ":other"
-			o := w.intent("nine", order9)
+			o := w.saidAs("nine", order9)
 			_, err := w.kubectl(ctx, other, "create", "--filename="+w.file(o))
 			Expect(err).To(MatchError(ContainSubstring(`may not register an intent for "` + w.caller() + `"`)))
 			_, err = w.kubectl(ctx, w.caller(), "get", "pint")
@@ -293,7 +293,7 @@ var _ = Describe("An intent that is registered", func() {
 		It("until its time is over", func(ctx SpecContext) {
 			s := order9
 			s.validUntil = time.Now().Add(3 * time.Second)
-			create(ctx, w.intent("nine", s))
+			create(ctx, w.saidAs("nine", s))
 			w.saysOf(ctx, "nine", v1alpha1.IntentAllow, v1alpha1.IntentRegistered)
 			o := w.saysOf(ctx, "nine", v1alpha1.IntentDeny, v1alpha1.IntentRejected)
 			Expect(apimeta.IsStatusConditionTrue(o.Status.Conditions, v1alpha1.ConditionStalled)).To(BeTrue())
@@ -316,7 +316,7 @@ var _ = Describe("An intent that is registered", func() {
 					Expect(p.SuggestedAction).To(Equal("register_first"))
 				}
 			})
-			create(ctx, w.intent("nine", order9))
+			create(ctx, w.saidAs("nine", order9))
 			w.saysOf(ctx, "nine", v1alpha1.IntentAllow, v1alpha1.IntentRegistered)
 			w.pay(ctx, call{id: "k1", body: w.order("9", "10")}, 201, allow)
 			w.pay(ctx, call{id: "k1", body: w.order("9", "10")}, 201, replay)
@@ -330,7 +330,7 @@ var _ = Describe("An intent that is registered", func() {
 			s := order9
 			s.validUntil = time.Now().Add(6 * time.Second)
 			Expect(w.put(ctx, s).verdict()).To(Equal(allow))
-			create(ctx, w.intent("eight", said{id: "k2", scope: w.ofOrder("8"), amount: "10"}))
+			create(ctx, w.saidAs("eight", said{id: "k2", scope: w.ofOrder("8"), amount: "10"}))
 			w.saysOf(ctx, "eight", v1alpha1.IntentAllow, v1alpha1.IntentRegistered)
 			third := said{id: "k3", scope: w.ofOrder("7"), amount: "10"}
 			p := w.put(ctx, third).problem()

@@ -117,9 +117,9 @@ var _ = Describe("The relation of two payments", func() {
 							switch {
 							case how == "PaymentIntent":
 								n, name := row, fmt.Sprint("second-", row)
-								create(ctx, w.intent(name, second))
+								create(ctx, w.saidAs(name, second))
 								if same {
-									create(ctx, w.intent(fmt.Sprint("third-", row), third))
+									create(ctx, w.saidAs(fmt.Sprint("third-", row), third))
 								}
 								shown = append(shown, func() {
 									if free {
