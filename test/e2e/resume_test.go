@@ -172,7 +172,6 @@ var _ = Describe("Resume", func() {
 			stopped := time.Now()
 			Eventually(func() time.Duration { return time.Since(stopped) }).WithTimeout(time.Minute).Should(BeNumerically(">", lease+grace))
 			resume()
-			w.underWay(ctx, 2)
 		} else {
 			w.underWay(ctx, 2)
 			one().kill()
