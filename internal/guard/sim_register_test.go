@@ -67,7 +67,7 @@ func (w *world) register(p *process, in *simIntent) {
 		reg.Face = fmt.Sprint("face-", g.dice.IntN(2))
 	}
 	who := fmt.Sprintf("p%d register %s", p.id, in.call.IntentID)
-	a, err := p.engine.Register(context.Background(), c, reg, "", w.limited(w.policy(), in))
+	a, err := p.engine.Register(context.Background(), c, reg, "", w.ruled(w.limited(w.policy(), in), in))
 	if err != nil {
 		w.logf("%s: %v", who, err)
 		w.bug(err)
