@@ -4,9 +4,13 @@ package redis
 // the store: tests put other scripts together.
 
 import (
+	"cmp"
 	"errors"
+	"slices"
 	"strings"
 	"time"
+
+	"github.com/holdfast-dev/holdfast/internal/store"
 )
 
 // TestClockKey holds seconds and microseconds, for OpenStanding.
@@ -45,4 +49,24 @@ local compare, add, subtract = decimals()
 local c, d = compare(ARGV[3], ARGV[4]), subtract(ARGV[3], ARGV[4])
 return {add(ARGV[3], ARGV[4]), d or '', c < 0 and '-1' or c > 0 and '1' or '0'}
 `}, "")
+}
+
+// UpdateTogether asks for these by one script, in this order.
+func (s *Store) UpdateTogether(writes ...store.Write) (results []store.Result, errs []error) {
+	steps := make([]*step, len(writes))
+	errs = make([]error, len(writes))
+	for i, w := range writes {
+		st := &step{id: hash(w.Key), epoch: w.Epoch, done: make(chan struct{}, 1)}
+		st.args, errs[i] = arguments(st.id, w, nil, 0)
+		steps[i] = st
+	}
+	s.link().writes.deliver(slices.Clone(steps))
+	for i, st := range steps {
+		var r store.Result
+		if errs[i] = cmp.Or(errs[i], st.outcome.err); errs[i] == nil {
+			r, errs[i] = s.result("update", st.outcome, writes[i], nil, 0)
+		}
+		results = append(results, r)
+	}
+	return results, errs
 }

@@ -5,8 +5,12 @@ package redis
 // server and this process besides the step itself is then paid once for all of them. One
 // that comes alone goes at once.
 //
-// What must hold: each step has its own outcome, and its caller waits no longer than it
-// would alone. Whoever leaves voids the ticket that its step travels under, if it is on its
+// A caller waits no longer than it allows. Until its step goes, that is twice patience at
+// most; from then on it waits for the whole script, so that a step which takes the server
+// long keeps those beside it waiting, as it would those behind it, and one that takes longer
+// than the timeout leaves all of them without an answer.
+//
+// What must hold: each step has its own outcome. Whoever leaves voids the ticket that its step travels under, if it is on its
 // way; else the step is taken out, and never asked for. So a step changes nothing once its
 // caller was told that it is not known what became of it, and has asked again.
 
@@ -69,8 +73,8 @@ type lane struct {
 	link   *link
 	doing  string
 	script *valkey.Lua
-	// keys come before those of the steps; parts are what is answered of each: of a Get
-	// its record and its body, which are its keys, too.
+	// keys come before those of the steps: of each its record and its body. parts are what is
+	// answered of each.
 	keys  []string
 	parts int
 
@@ -235,17 +239,14 @@ func (n *lane) deliver(steps []*step) {
 			return nil, nil
 		}
 		question, ticket := draw()
-		keys = append(make([]string, 0, len(n.keys)+n.parts*len(steps)), n.keys...)
+		keys = append(make([]string, 0, len(n.keys)+2*len(steps)), n.keys...)
 		args = append(make([]string, 0, ownArgs+1+len(steps)*len(steps[0].args)), n.s.prefix, question)
 		if epoch != "" {
 			args = append(args, epoch)
 		}
 		for _, st := range steps {
 			st.ticket = ticket
-			keys = append(keys, n.s.key("r"+st.id))
-			if n.parts > 1 {
-				keys = append(keys, n.s.key("b"+st.id))
-			}
+			keys = append(keys, n.s.key("r"+st.id), n.s.key("b"+st.id))
 			args = append(args, st.args...)
 		}
 		return keys, args

@@ -25,8 +25,9 @@ package redis
 //
 // The record: format, version, time in microseconds, due, flags, stamp of its marks,
 // the end that most of them have, and the lengths of nonce, key, marks, what says of each
-// mark whether it lies in a sorted set, and meter entries; then these five, and the header, see shorten.go. Marks: of each a byte (1: it has a tag; 2: it has
-// another end), the hash, the tag, the end. Entries: hash, length, decimal.
+// mark whether it lies in a sorted set, and meter entries; then these five, and the header
+// as it was given. Marks: of each a byte (1: it has a tag; 2: it has another end), the hash,
+// the tag, the end. Entries: hash, length, decimal.
 
 import (
 	"cmp"

@@ -10,17 +10,24 @@ local function changing(m, id, rank, flags, marks, ends, set, gone, moves, lie)
   end
 
   -- change writes to the sorted set of a string and tag, which has been read, and so is
-  -- one, and returns how many marks it had.
-  local function change(command, name, ...)
+  -- one, and returns how many marks it had. One that must have some must be here.
+  local function change(command, some, name, ...)
+    local n = call('ZCARD', P .. 'm' .. name) / 2
+    if some and n == 0 then
+      damaged('a sorted set of marks is not there')
+    end
     moves[#moves + 1] = {command, P .. 'm' .. name, ...}
-    return call('ZCARD', P .. 'm' .. name) / 2
+    return n
   end
 
   -- put keeps the string's next value.
   local function put(hash, value, next)
+    if next == value then
+      return
+    end
     if next == '' then
       gone[#gone + 1] = hash
-    elseif next ~= value then
+    else
       set[#set + 1], set[#set + 2] = hash, next
     end
   end
@@ -49,11 +56,11 @@ local function changing(m, id, rank, flags, marks, ends, set, gone, moves, lie)
     end
     for _, w in ipairs(will) do
       wants[w.tag], lie[hash .. w.tag] = true, true
-      change('ZADD', hash .. w.tag, rank, 'r' .. id, endOf(hash, w.tag), 'e' .. id)
+      change('ZADD', tags[w.tag], hash .. w.tag, rank, 'r' .. id, endOf(hash, w.tag), 'e' .. id)
       tags[w.tag], changed = true, changed or not tags[w.tag]
     end
     for _, tag in ipairs(had) do
-      if not wants[tag] and change('ZREM', hash .. tag, 'r' .. id, 'e' .. id) <= 1 then
+      if not wants[tag] and change('ZREM', true, hash .. tag, 'r' .. id, 'e' .. id) <= 1 then
         tags[tag], changed = nil, true
       end
     end
@@ -103,7 +110,7 @@ local function changing(m, id, rank, flags, marks, ends, set, gone, moves, lie)
           members[k + 1], members[k + 2], members[k + 3], members[k + 4] = its, 'r' .. of, ends, 'e' .. of
         end
         if #members > 0 then
-          change('ZADD', hash .. g.tag, unpack(members))
+          change('ZADD', false, hash .. g.tag, unpack(members))
           tags[g.tag] = true
         end
       end

@@ -13,7 +13,8 @@
 -- excepted tags, and firsts; own is the record that is not hit; covered is the highest
 -- stamp passed over.
 local function search(m, strings, n, values, excepted, firsts, own, covered, ms)
-  local MAXHITS, PAGE = 64, 256
+  -- KEPT bounds of how many records of large groups something is kept.
+  local MAXHITS, PAGE, KEPT = 64, 256, 50000
   local call, sub, P = redis.call, string.sub, ARGV[1]
   local tagsOf, groupsOf, facts, ending, score, over = m.tagsOf, m.groupsOf, m.facts, m.ending, m.score, m.over
   local probes, byString = {}, {}
@@ -29,18 +30,30 @@ local function search(m, strings, n, values, excepted, firsts, own, covered, ms)
     of.probes[#of.probes + 1] = p
   end
 
-  local known = {}
+  -- Records may lie in several groups: of those of the small ones all is kept, of the
+  -- others their stamps.
+  local known, stamps, looked = {}, {}, 0
   local function factsOf(id)
     local f = known[id]
     if not f then
       f = facts(id)
-      known[id] = f
+      known[id], stamps[id] = f, f.stamp
     end
     return f
   end
+  local function stampOf(id)
+    local stamp = stamps[id]
+    if not stamp then
+      stamp = m.stamp(id)
+      if looked < KEPT then
+        stamps[id], looked = stamp, looked + 1
+      end
+    end
+    return stamp
+  end
   -- A record's stamp is one for all its marks, and not above its version.
   local function passedOver(id, rank)
-    return covered > 0 and (rank % UNSETTLED <= covered or factsOf(id).stamp <= covered)
+    return covered > 0 and (rank % UNSETTLED <= covered or stampOf(id) <= covered)
   end
 
   local all, small, big = {}, {}, {}
@@ -64,6 +77,9 @@ local function search(m, strings, n, values, excepted, firsts, own, covered, ms)
         if g then
           g.marks = P .. 'm' .. hash .. tag
           g.n = call('ZCARD', g.marks) / 2
+          if g.n == 0 then
+            damaged('a sorted set of marks is not there')
+          end
           g.over = call('ZCOUNT', g.marks, '-inf', score(ms))
           g.live = g.n - g.over
           local mine = call('ZSCORE', g.marks, 'e' .. own)
@@ -163,7 +179,6 @@ local function search(m, strings, n, values, excepted, firsts, own, covered, ms)
           ids[i] = c.id
         end
         fn(ids)
-        known = {}
       end
     end
   end
@@ -217,19 +232,20 @@ local function search(m, strings, n, values, excepted, firsts, own, covered, ms)
     end
   end
   local function countOutside(ids, from)
-    local elsewhere = {}
-    for i = from, #big do
-      elsewhere[i] = among(big[i], ids)
-    end
-    for _, id in ipairs(ids) do
-      local counted = false
-      for i = from, #big do
-        counted = counted or elsewhere[i][id]
+    -- Most that are elsewhere at all are in the largest one, and are not asked for again.
+    for i = #big, from, -1 do
+      if #ids == 0 then
+        return
       end
-      if not counted then
-        count = count + 1
+      local is, rest = among(big[i], ids), {}
+      for _, id in ipairs(ids) do
+        if not is[id] then
+          rest[#rest + 1] = id
+        end
       end
+      ids = rest
     end
+    count = count + #ids
   end
   countOutside(ids, 1)
   for i, g in ipairs(big) do

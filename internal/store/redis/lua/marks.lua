@@ -12,8 +12,8 @@ local LARGE = 64
 -- The score of an end is that much less than its milliseconds, or NEVER.
 local BELOW, NEVER = 4503599627370496, -1
 -- A record's value: LAYOUT is its fixed part after the format, of FIXED bytes together, see
--- layout.go.
-local LAYOUT, FIXED = '>I6I7I6BI6I6I2I2I3I2I3', 45
+-- layout.go. The stamp is at STAMPAT.
+local LAYOUT, FIXED, STAMPAT = '>I6I7I6BI6I6I2I2I3I2I3', 45, 22
 -- Flags of a record: the last says that some of its marks have ends of their own.
 local HELD, NOTSETTLED, OWNENDS = 1, 2, 4
 
@@ -84,9 +84,8 @@ local function marking()
     return own
   end
 
-  -- facts reads of another record what its marks say: its rank, its stamp, the end that
-  -- most of them have, 0 for none, and those of the others.
-  function m.facts(id)
+  -- fixed reads another record's value up to the end of its fixed part.
+  local function fixed(id)
     local value = call('GETRANGE', P .. 'r' .. id, 0, FIXED - 1)
     if #value < FIXED then
       damaged('a mark of a record that is not there')
@@ -94,7 +93,18 @@ local function marking()
     if byte(value, 1) ~= RECORD then
       refuse('HOLDFASTFORMAT', 'of a record: ' .. byte(value, 1))
     end
-    local version, _, _, flags, stamp, ends, nonce, key, marks = unpackFrom(LAYOUT, value, 2)
+    return value
+  end
+
+  -- stamp is another record's.
+  function m.stamp(id)
+    return (unpackFrom('>I6', fixed(id), STAMPAT))
+  end
+
+  -- facts are what another record's marks say: its rank, its stamp, the end that most of
+  -- them have, 0 for none, and those of the others.
+  function m.facts(id)
+    local version, _, _, flags, stamp, ends, nonce, key, marks = unpackFrom(LAYOUT, fixed(id), 2)
     local f = {rank = flags % OWNENDS >= NOTSETTLED and version + UNSETTLED or version, stamp = stamp, ends = ends}
     if flags >= OWNENDS then
       local from = FIXED + nonce + key

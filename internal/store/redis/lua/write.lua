@@ -1,7 +1,7 @@
 -- Reserve and Update: some steps, one after the other. Each is all or nothing, and what
 -- goes wrong with one is nothing to the others. An Update has no probes.
 --
--- KEYS: meta, due, held, sums, marks; then of each step its record.
+-- KEYS: meta, due, held, sums, marks; then of each step its record, and its body.
 -- ARGV: prefix, process, epoch; then of each step: nonce; the record's key; header, body,
 -- marks; in one argument, because every one takes its time, packed: the expected version, due,
 -- the common end of the marks, the highest stamp passed over, what becomes of the marks (0:
@@ -58,24 +58,33 @@ local function fetch(of, first, last)
   return values
 end
 
--- What the steps before have found out: that the user may use all commands that write a
--- record, and all that write one anew; and which sorted sets are such. And whether any of
--- them has written.
-local mayWrite, mayReplace, sorted, wrote = false, false, {}, false
+-- No write of a step can fail once one was made. A server refuses a write for the user's
+-- rights, for the type of the key, and because a cluster is just moving its slot: a key that
+-- is not here may be on the other node then. All of KEYS are where they must be when the
+-- script begins, and what a step writes besides, or what a step before it may have taken
+-- away, is asked for before the first write.
 
--- allowed finds out whether the user may write this record.
-local function allowed(record, id, anew)
+-- What the steps before have found out: that the user may use all commands that write a
+-- record, and all that write one anew: 1, or 2 if sorted sets of marks are among what is
+-- written; and which sorted sets are such, and are here. Which bodies they have taken away.
+-- Whether any of them has written; and, of the one that is at it, whether it has begun to.
+local mayWrite, mayReplace, sorted, removed, wrote, begun = 0, 0, {}, {}, false, false
+
+-- allowed finds out whether the user may write this record, and the sorted set of that name
+-- if there is one.
+local function allowed(record, id, anew, name)
   local may = redis.acl_check_cmd
+  local need, ranked = name and 2 or 1, name or KEYS[2]
   if may and not (may('SET', record, '')
-    and (mayWrite or may('HSET', KEYS[1], 'sequence', '0') and may('ZADD', KEYS[2], '0', id))
-    and (not anew or mayReplace or may('DEL', record) and may('ZREM', KEYS[2], id) and may('HDEL', KEYS[5], id))) then
+    and (mayWrite >= need or may('HSET', KEYS[1], 'sequence', '0') and may('ZADD', ranked, '0', id))
+    and (not anew or mayReplace >= need or may('DEL', record) and may('ZREM', ranked, id) and may('HDEL', KEYS[5], id))) then
     refuse('NOPERM', 'the user may not use all of HSET, SET, ZADD, DEL, ZREM and HDEL')
   end
-  mayWrite, mayReplace = true, mayReplace or anew
+  mayWrite, mayReplace = math.max(mayWrite, need), anew and math.max(mayReplace, need) or mayReplace
 end
 
--- step is one of them: where its arguments begin, and its record.
-local function step(first, record)
+-- step is one of them: where its arguments begin, its record, and its body.
+local function step(first, record, body)
   local nonce, key, marks, packed = ARGV[first], ARGV[first + 1], ARGV[first + 4], ARGV[first + 5]
   local expected, due, ends, covered, mode, flags, probes, fresh, n, meters = unpackFrom('>I6I6I6I6BBI4I4I4I4', packed)
 
@@ -114,7 +123,7 @@ local function step(first, record)
     many, kept = sub(value, marksTo + 1, entriesAt - 1), sub(value, entriesAt, entriesAt + entries - 1)
   end
   if version ~= expected then
-    return {'mismatch', value, value and call('GET', P .. 'b' .. id)}
+    return {'mismatch', value, value and call('GET', body)}
   end
 
   -- What becomes of the marks. The end of one lies in its record, so that for the same marks
@@ -232,7 +241,9 @@ local function step(first, record)
   -- again moves the record in a sorted set, or puts it there.
   local function again(name)
     if not sorted[name] then
-      call('ZCARD', name)
+      if call('ZCARD', name) == 0 then
+        damaged('a sorted set of marks is not there')
+      end
       sorted[name] = true
     end
     moves[#moves + 1] = {'ZADD', name, format('%d', rank), 'r' .. id, format('%d', ends == 0 and NEVER or ends - BELOW), 'e' .. id}
@@ -325,12 +336,16 @@ local function step(first, record)
   end
 
   -- All keys that are written below have been passed to a command of their type, or are
-  -- here, or come first; and the user may use all commands that write.
+  -- here, or come first; and the user may use all commands that write. That a body is here
+  -- which may be nowhere, the server says only of several keys at once.
   local held, wasHeld = flags % 2 == HELD, oldFlags % 2 == HELD
   if held ~= wasHeld then
     call('ZCARD', KEYS[3])
   end
-  allowed(record, id, value and true)
+  if removed[body] then
+    call('EXISTS', KEYS[1], body)
+  end
+  allowed(record, id, value and true, moves[1] and moves[1][2])
 
   if due ~= wasDue then
     if due == 0 then
@@ -341,11 +356,16 @@ local function step(first, record)
   end
   -- From here on everything is written, and nothing can fail. Sequence and count are written
   -- behind the last step, in the same script.
-  sequence, count, wrote = newVersion, count + 1, true
+  sequence, count, wrote, begun = newVersion, count + 1, true, true
 
   for _, move in ipairs(moves) do
     call(unpack(move))
+    if move[1] == 'ZREM' then
+      sorted[move[2]] = nil
+    end
   end
+  -- What is set comes before what is removed, so that no key becomes empty, and goes, before
+  -- it is written again.
   for i = 1, #set, 500 do
     call('HSET', KEYS[5], unpack(set, i, math.min(i + 499, #set)))
   end
@@ -356,7 +376,10 @@ local function step(first, record)
   for _, e in ipairs(sums) do
     if e.sum ~= '0' then
       call('HSET', KEYS[4], e.hash, e.sum)
-    elseif e.had then
+    end
+  end
+  for _, e in ipairs(sums) do
+    if e.sum == '0' and e.had then
       call('HDEL', KEYS[4], e.hash)
     end
   end
@@ -373,7 +396,8 @@ local function step(first, record)
   end
 
   if mode == REMOVE then
-    call('DEL', record, P .. 'b' .. id)
+    call('DEL', record, body)
+    removed[body], begun = true, false
     return 0
   end
   if mode ~= KEEP or not value then
@@ -382,24 +406,39 @@ local function step(first, record)
   call('SET', record, string.char(RECORD) .. pack(LAYOUT, newVersion, micros, due, flags, stamp, ends,
     #nonce, #key, #marks, #many, #kept) .. nonce .. key .. marks .. many .. kept .. ARGV[first + 2])
   if ARGV[first + 3] ~= '' then
-    call('SET', P .. 'b' .. id, ARGV[first + 3])
+    call('SET', body, ARGV[first + 3])
   elseif value then
-    call('DEL', P .. 'b' .. id)
+    call('DEL', body)
+    removed[body] = true
   end
+  begun = false
   return newVersion
 end
 
 if epoch ~= ARGV[3] then
   return {count, 'epoch', epoch}
 end
-local answer, first = {count, micros}, 4
-for i = 6, #KEYS do
-  local ok, result = pcall(step, first, KEYS[i])
-  answer[#answer + 1] = ok and result or {err = type(result) == 'table' and result.err or tostring(result)}
+local answer, first, half = {count, micros}, 4, nil
+for i = 6, #KEYS, 2 do
+  local ok, result = not half, half
+  if ok then
+    ok, result = pcall(step, first, KEYS[i], KEYS[i + 1])
+  end
+  if not ok then
+    result = type(result) == 'table' and result.err or tostring(result)
+    if begun and not half then
+      half = 'HOLDFASTDAMAGED a step was written by half at ' .. format('%d', sequence) .. ': ' .. result
+      result = half
+    end
+    result = {err = result}
+  end
+  answer[#answer + 1] = result
   first = first + STEP + 3 * unpackFrom('>I4', ARGV[first + 5], COUNTED)
 end
 if wrote then
-  call('HSET', KEYS[1], 'sequence', format('%d', sequence), NAME, entry(count))
+  -- Half a step must not be taken for a whole one by whoever asks again. Should there be one
+  -- after all, nothing is asked of this memory any more: a sequence that is no number says so.
+  call('HSET', KEYS[1], 'sequence', half or format('%d', sequence), NAME, entry(count))
   answer[1] = count
 end
 return answer
