@@ -39,7 +39,8 @@ var advice = map[string]string{
 	"TRYAGAIN":        "the store's slot is being moved: wait",
 	"WRONGTYPE":       "a key of the store is not what it has to be, another program has written it: use a namespace of one's own",
 	"HOLDFASTSIZE":    "a record has more marks or meter entries than 16 MiB hold; nothing was written",
-	"HOLDFASTDAMAGED": "if a cluster is just moving the store's slot, wait; else restore the server's data, or accept the loss with another namespace",
+	"HOLDFASTABSENT":  "if a cluster is just moving the store's slot, wait; else restore the server's data, or accept the loss with another namespace",
+	"HOLDFASTDAMAGED": "restore the server's data, or accept the loss with another namespace",
 }
 
 // longerAdvice is for errors that have no code of their own.

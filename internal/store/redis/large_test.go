@@ -146,3 +146,38 @@ func largeGroups(t *testing.T, seed uint64, steps int) {
 	}
 	t.Logf("%d steps, %d blocked, %d of them by more than %d records", steps, blocked, large, 2*store.MaxHits)
 }
+
+// TestSameRecordsInLargeGroups: records are looked at once, however many groups they share,
+// and not asked for in every pair of these.
+func TestSameRecordsInLargeGroups(t *testing.T) {
+	const records, groups = 300, 8
+	s := newServer(t)
+	st := s.used(t)
+	r := store.Reserve{Write: plain("new", 0), PassedOver: []store.Watermark{"1"}}
+	var marks []store.Mark
+	for g := range groups {
+		text := fmt.Sprint("path ", g)
+		marks = append(marks, store.Mark{String: text})
+		r.Probes = append(r.Probes, store.Probe{String: text})
+	}
+	for i := range records {
+		w := plain(fmt.Sprint("k", i), 0)
+		w.Marks = marks
+		if result, err := st.Update(background, w); err != nil || result.Outcome != store.Written {
+			t.Fatalf("%+v, %v", result, err)
+		}
+	}
+	looked, asked := s.callsOf(t, "getrange"), s.callsOf(t, "zmscore")
+	result, err := st.Reserve(background, r)
+	if err != nil || result.Outcome != store.Blocked || result.HitCount != records || len(result.Hits) != store.MaxHits {
+		t.Errorf("%d hits, %d told: %v, %v", result.HitCount, len(result.Hits), result.Outcome, err)
+	}
+	if n := s.callsOf(t, "getrange") - looked; n > records {
+		t.Errorf("%d records were looked at %d times", records, n)
+	}
+	// Two pages of each group: whether their marks are over, and whether the largest group
+	// has them; then for the most telling.
+	if n := s.callsOf(t, "zmscore") - asked; n > 2*groups+2*groups+2*groups {
+		t.Errorf("%d groups were asked %d times", groups, n)
+	}
+}

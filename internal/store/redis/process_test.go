@@ -326,6 +326,11 @@ func TestLateCopies(t *testing.T) {
 // calls counts the scripts that were called.
 func (s *server) calls(t testing.TB) int {
 	t.Helper()
+	return s.callsOf(t, "evalsha", "eval")
+}
+
+func (s *server) callsOf(t testing.TB, names ...string) int {
+	t.Helper()
 	answer := s.do(t, "INFO", "commandstats")
 	info, err := answer.ToString()
 	if err != nil {
@@ -334,7 +339,7 @@ func (s *server) calls(t testing.TB) int {
 	sum := 0
 	for line := range strings.Lines(info) {
 		var n int
-		for _, name := range []string{"evalsha", "eval"} {
+		for _, name := range names {
 			if _, err := fmt.Sscanf(line, "cmdstat_"+name+":calls=%d,", &n); err == nil {
 				sum += n
 			}

@@ -14,7 +14,7 @@ local function changing(m, id, rank, flags, marks, ends, set, gone, moves, lie)
   local function change(command, some, name, ...)
     local n = call('ZCARD', P .. 'm' .. name) / 2
     if some and n == 0 then
-      damaged('a sorted set of marks is not there')
+      refuse('HOLDFASTABSENT', 'a sorted set of marks is not there')
     end
     moves[#moves + 1] = {command, P .. 'm' .. name, ...}
     return n

@@ -78,7 +78,7 @@ local function search(m, strings, n, values, excepted, firsts, own, covered, ms)
           g.marks = P .. 'm' .. hash .. tag
           g.n = call('ZCARD', g.marks) / 2
           if g.n == 0 then
-            damaged('a sorted set of marks is not there')
+            refuse('HOLDFASTABSENT', 'a sorted set of marks is not there')
           end
           g.over = call('ZCOUNT', g.marks, '-inf', score(ms))
           g.live = g.n - g.over
@@ -315,7 +315,7 @@ local function search(m, strings, n, values, excepted, firsts, own, covered, ms)
     end
     local record = call('GET', P .. 'r' .. id)
     if not record then
-      damaged('a mark of a record that is not there')
+      refuse('HOLDFASTABSENT', 'a mark of a record that is not there')
     end
     reply[#reply + 1] = record
     reply[#reply + 1] = table.concat(by, ' ')

@@ -43,7 +43,7 @@ local page = {count, micros, #entries > size and '1' or '0'}
 for i = 1, math.min(#entries, size) do
   local record = call('GET', P .. 'r' .. sub(entries[i], -HASH))
   if not record then
-    damaged('a record is listed as ' .. what .. ' and is not there')
+    refuse('HOLDFASTABSENT', 'a record is listed as ' .. what .. ' and is not there')
   end
   page[#page + 1] = entries[i]
   page[#page + 1] = record

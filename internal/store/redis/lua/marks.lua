@@ -88,7 +88,7 @@ local function marking()
   local function fixed(id)
     local value = call('GETRANGE', P .. 'r' .. id, 0, FIXED - 1)
     if #value < FIXED then
-      damaged('a mark of a record that is not there')
+      refuse('HOLDFASTABSENT', 'a mark of a record that is not there')
     end
     if byte(value, 1) ~= RECORD then
       refuse('HOLDFASTFORMAT', 'of a record: ' .. byte(value, 1))

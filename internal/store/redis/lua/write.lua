@@ -242,7 +242,7 @@ local function step(first, record, body)
   local function again(name)
     if not sorted[name] then
       if call('ZCARD', name) == 0 then
-        damaged('a sorted set of marks is not there')
+        refuse('HOLDFASTABSENT', 'a sorted set of marks is not there')
       end
       sorted[name] = true
     end
