@@ -10,9 +10,10 @@ package redis
 // long keeps those beside it waiting, as it would those behind it, and one that takes longer
 // than the timeout leaves all of them without an answer.
 //
-// What must hold: each step has its own outcome. Whoever leaves voids the ticket that its step travels under, if it is on its
-// way; else the step is taken out, and never asked for. So a step changes nothing once its
-// caller was told that it is not known what became of it, and has asked again.
+// What must hold: each step has its own outcome. Whoever leaves voids the ticket that its
+// step travels under, if it is on its way; else the step is taken out, and never asked for.
+// So a step changes nothing once its caller was told that it is not known what became of it,
+// and has asked again.
 
 import (
 	"context"
