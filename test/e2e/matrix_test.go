@@ -31,14 +31,14 @@ import (
 
 // The times of the tools of the matrix.
 const (
-	matrixTimeout = time.Second
-	matrixSettles = time.Second
+	matrixTimeout = 3 * time.Second
+	matrixSettles = 2 * time.Second
 	// The provider is asked for so long after that: enough for two answers on a busy machine.
 	matrixAsked = 10 * time.Second
 	// cellTime is how long a cell may take on a busy machine.
 	cellTime = 90 * time.Second
 	// cellsAtOnce have their agents at work at the same time.
-	cellsAtOnce = 48
+	cellsAtOnce = 32
 )
 
 // column is what a tool does about an unknown outcome.
@@ -128,9 +128,9 @@ var matrix = []matrixRow{
 	{"reset-after-commit", end{unknown, held, 1, [2]int{1, 1}}, end{unknown, succeeded, 1, [2]int{1, 1}}, end{unknown, succeeded, 2, [2]int{never, 1}}},
 	{"delay:100ms", end{paid, succeeded, 1, [2]int{1, 1}}, end{paid, succeeded, 1, [2]int{1, 1}}, end{paid, succeeded, 1, [2]int{never, 1}}},
 	// The money moves after the gateway has given up, and within settleAfter.
-	{"delay:2s", end{unknown, held, 1, [2]int{1, 1}}, end{unknown, succeeded, 1, [2]int{1, 1}}, end{unknown, succeeded, 2, [2]int{never, 1}}},
+	{"delay:4s", end{unknown, held, 1, [2]int{1, 1}}, end{unknown, succeeded, 1, [2]int{1, 1}}, end{unknown, succeeded, 2, [2]int{never, 1}}},
 	{"delay-after-commit:100ms", end{paid, succeeded, 1, [2]int{1, 1}}, end{paid, succeeded, 1, [2]int{1, 1}}, end{paid, succeeded, 1, [2]int{never, 1}}},
-	{"delay-after-commit:2s", end{unknown, held, 1, [2]int{1, 1}}, end{unknown, succeeded, 1, [2]int{1, 1}}, end{unknown, succeeded, 2, [2]int{never, 1}}},
+	{"delay-after-commit:4s", end{unknown, held, 1, [2]int{1, 1}}, end{unknown, succeeded, 1, [2]int{1, 1}}, end{unknown, succeeded, 2, [2]int{never, 1}}},
 	{"error-500-after-commit", end{unknown, held, 1, [2]int{1, 1}}, end{unknown, succeeded, 1, [2]int{1, 1}}, end{unknown, succeeded, 2, [2]int{never, 1}}},
 	{"error-503-before-commit", end{unknown, held, 1, [2]int{0, 0}}, end{unknown, retryable, 2, [2]int{1, 1}}, end{unknown, succeeded, 2, [2]int{never, 1}}},
 	{"decline-402", end{declined, failed, 1, [2]int{0, 0}}, end{declined, failed, 1, [2]int{0, 0}}, end{declined, failed, 1, [2]int{never, 0}}},
