@@ -22,6 +22,7 @@ func (c *call) note(a guard.Answer) {
 	c.verdict, c.reason, c.reasons, c.hold = a.Verdict, string(a.Reason), a.Reasons, a.Hold
 	if a.Intent.Caller == c.caller.Username && (a.Intent.CallerUID == "" || a.Intent.CallerUID == c.caller.UID) {
 		c.intent, c.key = a.Intent.IntentID, a.Intent.ProviderKey
+		c.state = a.Intent.State
 		if a.Reason != guard.ReasonCaller { // of which the guard shows no attempts
 			c.count(a.Intent)
 		}

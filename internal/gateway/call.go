@@ -79,6 +79,8 @@ type call struct {
 	reason  string
 	intent  string
 	hold    string
+	// state is the record's, as the verdict has found or left it; empty: it is not known.
+	state guard.State
 	// attempt is the last one of the intent, 0 if there was none; counted: it is known.
 	attempt int
 	counted bool
@@ -520,7 +522,7 @@ func (c *call) spend(engine *guard.Engine, tool *policy.Tool, t target, ticket *
 		return nil, a, true
 	}
 	if a.Verdict == guard.Allow && x.answer != nil {
-		c.verdict = guard.Allow
+		c.verdict, c.state = guard.Allow, a.Intent.State
 		c.pass(x.answer, r.Response.Header, a.RetryAfter)
 		return nil, a, false
 	}
@@ -569,6 +571,10 @@ func (c *call) headers() {
 	h.Set(headerIntent, headerText(c.intent))
 	if c.counted {
 		h.Set(headerAttempt, strconv.Itoa(c.attempt))
+	}
+	// The status is the upstream's, and says nothing of what the tool's rules have made of it.
+	if c.state != "" && (c.verdict == guard.Allow || c.verdict == guard.Replay) {
+		h.Set(headerState, string(c.state))
 	}
 }
 

@@ -566,12 +566,12 @@ func TestInformationalAnswersAreNotTheAnswer(t *testing.T) {
 func TestWhatAnAnswerNames(t *testing.T) {
 	r := setUp(t)
 	const none = "-"
-	check := func(name string, got reply, status int, verdict, id, attempt string) {
+	check := func(name string, got reply, status int, verdict, id, attempt, state string) {
 		t.Helper()
 		if got.err != nil || got.status != status {
 			t.Fatalf("%s: %+v, want status %d", name, got, status)
 		}
-		for header, want := range map[string]string{headerVerdict: verdict, headerIntent: id, headerAttempt: attempt} {
+		for header, want := range map[string]string{headerVerdict: verdict, headerIntent: id, headerAttempt: attempt, headerState: state} {
 			have := none
 			if v, ok := got.header[header]; ok {
 				have = strings.Join(v, ",")
@@ -592,31 +592,35 @@ func TestWhatAnAnswerNames(t *testing.T) {
 		r.store.fail = err
 	}
 	r.tool("look", "/charges", readOnly(0))
-	check("no such tool", r.do(ask{tool: "nothing", id: "k1", body: refundOf("9", "1")}), 404, none, none, none)
-	check("no intent ID", r.do(ask{body: refundOf("9", "1")}), 400, none, none, none)
-	check("not JSON", r.do(ask{id: "k1", body: "{"}), 400, none, none, none)
-	check("a bad amount", r.do(ask{id: "k1", body: refundOf("9", "-1")}), 400, none, "k1", none)
-	check("no scope", r.do(ask{id: "k1", body: `{"amount":1}`}), 400, none, "k1", none)
+	check("no such tool", r.do(ask{tool: "nothing", id: "k1", body: refundOf("9", "1")}), 404, none, none, none, none)
+	check("no intent ID", r.do(ask{body: refundOf("9", "1")}), 400, none, none, none, none)
+	check("not JSON", r.do(ask{id: "k1", body: "{"}), 400, none, none, none, none)
+	check("a bad amount", r.do(ask{id: "k1", body: refundOf("9", "-1")}), 400, none, "k1", none, none)
+	check("no scope", r.do(ask{id: "k1", body: `{"amount":1}`}), 400, none, "k1", none, none)
 	fail(store.ErrUnavailable)
-	check("no store", r.do(ask{id: "k1", body: refundOf("9", "1")}), 503, "DENY", "k1", none)
+	check("no store", r.do(ask{id: "k1", body: refundOf("9", "1")}), 503, "DENY", "k1", none, none)
 	fail(nil)
-	check("no such intent", r.do(ask{method: "GET", suffix: "/intents/k0"}), 404, none, "k0", none)
-	check("a read-only tool", r.do(ask{tool: "look", method: "GET"}), 200, "ALLOW", none, none)
-	check("paid", r.do(ask{id: "k1", body: refundOf("9", "1")}), 201, "ALLOW", "k1", "1")
-	check("again", r.do(ask{id: "k1", body: refundOf("9", "1")}), 201, "REPLAY", "k1", "1")
-	check("asked for", r.do(ask{method: "GET", suffix: "/intents/k1"}), 200, "REPLAY", "k1", "1")
-	check("another request", r.do(ask{id: "k1", body: refundOf("9", "2")}), 422, "CONFLICT", "k1", "1")
-	check("held, never sent", r.do(ask{id: "k2", body: refundOf("9", "2")}), 409, "UNKNOWN_HOLD", "k2", "0")
-	check("unknown", r.do(ask{id: "k3", body: refundOf("10", "1"), fault: "error-500-after-commit"}), 409, "UNKNOWN_HOLD", "k3", "1")
+	check("no such intent", r.do(ask{method: "GET", suffix: "/intents/k0"}), 404, none, "k0", none, none)
+	check("a read-only tool", r.do(ask{tool: "look", method: "GET"}), 200, "ALLOW", none, none, none)
+	check("paid", r.do(ask{id: "k1", body: refundOf("9", "1")}), 201, "ALLOW", "k1", "1", "Succeeded")
+	check("again", r.do(ask{id: "k1", body: refundOf("9", "1")}), 201, "REPLAY", "k1", "1", "Succeeded")
+	check("asked for", r.do(ask{method: "GET", suffix: "/intents/k1"}), 200, "REPLAY", "k1", "1", "Succeeded")
+	check("another request", r.do(ask{id: "k1", body: refundOf("9", "2")}), 422, "CONFLICT", "k1", "1", none)
+	check("held, never sent", r.do(ask{id: "k2", body: refundOf("9", "2")}), 409, "UNKNOWN_HOLD", "k2", "0", none)
+	check("unknown", r.do(ask{id: "k3", body: refundOf("10", "1"), fault: "error-500-after-commit"}), 409, "UNKNOWN_HOLD", "k3", "1", none)
+	check("declined", r.do(ask{id: "k5", body: refundOf("12", "1"), fault: "decline-402"}), 402, "ALLOW", "k5", "1", "Failed")
+	check("declined before", r.do(ask{id: "k5", body: refundOf("12", "1"), fault: "decline-402"}), 402, "REPLAY", "k5", "1", "Failed")
+	check("handed off", r.do(ask{id: "k6", body: refundOf("13", "1"), header: async()}), 202, "ALLOW", "k6", "1", "InFlight")
+	eventually(t, "it is paid", func() bool { _, doc := r.poll("charge", "k6", "agent", ""); return doc.State == guard.Succeeded })
 	r.people.uid = "another"
-	check("a namesake's", r.do(ask{id: "k1", body: refundOf("9", "1")}), 422, "CONFLICT", "k1", none)
+	check("a namesake's", r.do(ask{id: "k1", body: refundOf("9", "1")}), 422, "CONFLICT", "k1", none, none)
 	r.people.uid = ""
 	r.tool("charge", "/charges", func(tool *v1alpha1.AgentTool) {
 		tool.Spec.Upstream.HTTP.CredentialsFrom = &v1alpha1.UpstreamCredentials{SecretRef: v1alpha1.SecretKeyReference{Name: "gone", Key: "token"}, Header: "Authorization"}
 	})
-	check("no credential", r.do(ask{id: "k4", body: refundOf("11", "1")}), 503, "DENY", "k4", none)
-	check("no credential, sent before", r.do(ask{id: "k3", body: refundOf("10", "1")}), 503, "DENY", "k3", "1")
-	r.paid(2, 2)
+	check("no credential", r.do(ask{id: "k4", body: refundOf("11", "1")}), 503, "DENY", "k4", none, none)
+	check("no credential, sent before", r.do(ask{id: "k3", body: refundOf("10", "1")}), 503, "DENY", "k3", "1", none)
+	r.paid(3, 4)
 }
 
 func TestPoll(t *testing.T) {
@@ -930,11 +934,11 @@ func TestDrain(t *testing.T) {
 
 func TestAfter429TheUpstreamsWishIsKept(t *testing.T) {
 	r := setUp(t)
-	r.upstream, _ = raw(t, "HTTP/1.1 429 Too Many\r\nRetry-After: 120\r\nSet-Cookie: session=1\r\nHoldfast-Verdict: REPLAY\r\n"+
+	r.upstream, _ = raw(t, "HTTP/1.1 429 Too Many\r\nRetry-After: 120\r\nSet-Cookie: session=1\r\nHoldfast-Verdict: REPLAY\r\nHoldfast-State: Succeeded\r\n"+
 		"Idempotent-Replayed: true\r\nConnection: X-Hop, close\r\nX-Hop: 1\r\nX-End: 1\r\nContent-Length: 9\r\n\r\nslow down")
 	r.tool("charge", "/charges", nil)
 	got := r.pay(ask{id: "k1", body: refundOf("9", "1")}, 429, guard.Allow)
-	if got.header.Get("Retry-After") != "120" || got.body != "slow down" || got.header.Get("X-End") != "1" {
+	if got.header.Get("Retry-After") != "120" || got.body != "slow down" || got.header.Get("X-End") != "1" || len(got.header[headerState]) != 1 || got.header.Get(headerState) != "Retryable" {
 		t.Errorf("answer %+v", got)
 	}
 	for _, name := range []string{"Set-Cookie", "X-Hop", "Connection", headerReplayed} {

@@ -17,6 +17,7 @@ const (
 	headerVerdict   = "Holdfast-Verdict"
 	headerIntent    = "Holdfast-Intent"
 	headerAttempt   = "Holdfast-Attempt"
+	headerState     = "Holdfast-State"
 	headerClaim     = "Holdfast-Claim"
 	headerTruncated = "Holdfast-Truncated"
 	headerSize      = "Holdfast-Body-Size"

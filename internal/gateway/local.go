@@ -209,7 +209,7 @@ func printable(s string) bool {
 func (c *call) give(engine *guard.Engine, a guard.Answer, status int) *problem {
 	t := a.Ticket
 	c.note(a)
-	c.attempt, c.counted, c.key = t.Attempt, true, t.ProviderKey
+	c.attempt, c.counted, c.key, c.state = t.Attempt, true, t.ProviderKey, guard.InFlight
 	runFor := t.RunFor() + time.Since(c.came)
 	fence := t.Fence()
 	engine.HandOver(t)

@@ -57,12 +57,12 @@ func (a *Attempt) untilRenewal() time.Duration {
 }
 
 // run runs the function and writes down what it came to. The error is that of the outbox.
-func (c *Client) run(ctx context.Context, e *entry, a *Attempt, f Func) error {
+func (c *Client) run(ctx context.Context, t turn, e *entry, a *Attempt, f Func) error {
 	e.Step = stepBegun
 	if err := c.outbox.put(e); err != nil {
 		// It has not begun, and nobody will know that it did.
 		e.Step, e.Settlement = stepFinished, e.settlement(Result{}, &NothingMoved{Reason: "the outbox could not be written, so it did not run", Again: true})
-		_, _, _ = c.settle(ctx, e)
+		_, _, _ = c.settle(ctx, t, e)
 		return err
 	}
 	if !a.InTime() || ctx.Err() != nil {
@@ -89,7 +89,7 @@ func (c *Client) run(ctx context.Context, e *entry, a *Attempt, f Func) error {
 		// It panicked, or ended its goroutine. How far it had come is not known. The outbox
 		// has it, and so has Holdfast, as far as they can be told now.
 		end(e.unknown("the function panicked"))
-		_, _, _ = c.settle(ctx, e)
+		_, _, _ = c.settle(ctx, t, e)
 	}()
 	res, err := f(running, a)
 	returned = true
@@ -100,7 +100,8 @@ func (c *Client) run(ctx context.Context, e *entry, a *Attempt, f Func) error {
 // finish writes down what the function came to.
 func (c *Client) finish(e *entry, s *settlement) {
 	e.Step, e.Settlement = stepFinished, s
-	// Where it cannot be written it is told all the same; a crash now makes it unknown.
+	// Where it cannot be written it is told all the same (the entry knows); a crash now makes
+	// it unknown.
 	_ = c.outbox.put(e)
 }
 

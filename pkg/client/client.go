@@ -78,7 +78,8 @@ type Intent struct {
 	ContentType string
 	// Session and Call say where the intent comes from, if the tool's lineage is read from them.
 	Session, Call string
-	// Header and Query are more of the call, if the tool reads identity from them.
+	// Header and Query are more of the call, if the tool reads identity from them. Of Prefer,
+	// respond-async and wait are refused: the client waits for the end in any case.
 	Header http.Header
 	Query  url.Values
 	// Method (POST if empty) and Suffix are for Call alone.
@@ -96,6 +97,11 @@ type Result struct {
 	ProviderReference string
 	// Replayed: it is the result of an earlier run.
 	Replayed bool
+	// Truncated: Body is only the start of what the tool answered, which had this Size and
+	// this Digest ("sha256:" and hex).
+	Truncated bool
+	Size      int64
+	Digest    string
 }
 
 // Begun is an intent that is in the outbox.
@@ -110,6 +116,14 @@ type Begun struct {
 	// Attempt and ProviderKey are those of the last attempt; 0 and "" if none was claimed.
 	Attempt     int
 	ProviderKey string
+	// Outcome, Result and Detail are what it came to (Finished): Succeeded, Failed,
+	// Retryable, Pending or Unknown.
+	Outcome string
+	Result  Result
+	Detail  string
+	// Answered is what Holdfast says to that, where it will say so every time: it cannot be
+	// settled, and a person must look at it. ForgetUnsettled takes it out.
+	Answered string
 }
 
 // Open makes a client and opens its outbox.
@@ -183,31 +197,97 @@ func (c *Client) Pending() ([]Begun, error) {
 	return out, nil
 }
 
-// Recover goes on with all that is pending, one after another, as after a crash: what has
-// a result is settled, what had begun without one is settled as unknown (but see LookUp),
-// and what had not begun is run, by the function that it is given, which finds the intent
-// in its Attempt. It returns the errors of those that have not come to their end.
+const (
+	// turnMost is how long Recover waits for one intent, turnLeast the shortest time that
+	// it has where the context's is short for all.
+	turnMost, turnLeast = 30 * time.Second, time.Second
+)
+
+// errTurn: the intent has had its part of the time.
+var errTurn = errors.New("it has not come to its end in its part of the time, and stays in the outbox")
+
+// Recover goes on with all that is pending, one after another, as after a crash. First what
+// had begun is settled: with its result, or without one as unknown (but see LookUp). Then
+// what had not begun is run, by the function that it is given, which finds the intent in
+// its Attempt. None keeps back another: for each it waits half a minute at most, or the
+// context's time by the number of those that are left. A function that runs has the
+// context's. It returns the errors of those that have not come to their end.
 func (c *Client) Recover(ctx context.Context, run Func) error {
-	pending, err := c.Pending()
+	entries, err := c.outbox.list()
 	if err != nil {
 		return err
 	}
-	var failed []error
-	for _, b := range pending {
-		if b.Called {
-			_, err = c.Call(ctx, b.Intent)
-		} else {
-			_, err = c.Do(ctx, b.Intent, run)
+	failed := make([]error, len(entries))
+	each := func(do func(context.Context, turn, *entry) error, which func(int) bool) {
+		left := 0
+		for i := range entries {
+			if which(i) {
+				left++
+			}
 		}
+		for i := range entries {
+			if which(i) {
+				failed[i] = c.recover(ctx, entries[i].key, left, do)
+				left--
+			}
+		}
+	}
+	ran := func(i int) bool { return entries[i].Step != stepWritten }
+	each(func(ctx context.Context, t turn, e *entry) error {
+		_, _, err := c.bring(ctx, t, e)
+		return err
+	}, ran)
+	// What could not be settled now is not tried twice.
+	late := make([]bool, len(entries))
+	for i := range entries {
+		late[i] = failed[i] != nil
+	}
+	each(func(ctx context.Context, t turn, e *entry) error {
+		t.settle = c.o.SettleFor // of what runs now
+		if e.Called {
+			_, err = c.call(ctx, t, e)
+		} else if run == nil {
+			return errors.New("there is no function to run")
+		} else {
+			_, err = c.do(ctx, t, e, run)
+		}
+		return err
+	}, func(i int) bool { return !late[i] })
+	for i, err := range failed {
 		if err != nil {
-			failed = append(failed, fmt.Errorf("intent %s of %s: %w", b.Intent.ID, b.Intent.Tool, err))
+			in := &entries[i].Intent
+			failed[i] = fmt.Errorf("intent %s of %s: %w", in.ID, in.Tool, err)
 		}
 	}
 	return errors.Join(failed...)
 }
 
+// recover gives one entry its turn, as one of those that are left. The outbox is read again:
+// what has left it meanwhile is not written anew.
+func (c *Client) recover(ctx context.Context, key string, left int, do func(context.Context, turn, *entry) error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	most := turnMost
+	if end, ok := ctx.Deadline(); ok {
+		most = min(most, max(time.Until(end)/time.Duration(left), turnLeast))
+	}
+	waits, cancel := context.WithTimeoutCause(ctx, most, errTurn)
+	defer cancel()
+	end, err := c.enter(waits, key)
+	if err != nil {
+		return err
+	}
+	defer end()
+	e, err := c.outbox.get(key)
+	if err != nil || e == nil {
+		return err
+	}
+	return do(ctx, turn{waits: waits, request: most, settle: min(most, c.o.SettleFor)}, e)
+}
+
 // Forget takes an intent out of the outbox without going on with it. One whose function
-// may have run is not forgotten: it must be settled first.
+// may have run is not forgotten: it must be settled first (but see ForgetUnsettled).
 func (c *Client) Forget(ctx context.Context, tool, id string) error {
 	key := outboxKey(c.o.Namespace, tool, id)
 	end, err := c.enter(ctx, key)
@@ -219,10 +299,38 @@ func (c *Client) Forget(ctx context.Context, tool, id string) error {
 	switch {
 	case err != nil || e == nil:
 		return err
+	case e.Answered != "":
+		return fmt.Errorf("intent %s of %s has run, and cannot be settled (%s): find out at the provider what came of it, then call ForgetUnsettled", id, tool, e.Answered)
 	case e.Step != stepWritten:
 		return fmt.Errorf("intent %s of %s has run, and what came of it is not settled: call Do or Recover first", id, tool)
 	}
 	return c.outbox.remove(key)
+}
+
+// ForgetUnsettled takes an intent out of the outbox whose function has run, and whose
+// result Holdfast will never take: answered is what it says, in the words of Begun.Answered
+// or of UnsettledError.Answered. It is for whoever has found out at the provider what came
+// of it. What is known stays in the file as evidence, and the same ID is not run again by
+// this outbox (ErrForgotten).
+func (c *Client) ForgetUnsettled(ctx context.Context, tool, id, answered string) error {
+	key := outboxKey(c.o.Namespace, tool, id)
+	end, err := c.enter(ctx, key)
+	if err != nil {
+		return err
+	}
+	defer end()
+	e, err := c.outbox.get(key)
+	switch {
+	case err != nil:
+		return err
+	case e == nil:
+		return fmt.Errorf("intent %s of %s is not in the outbox", id, tool)
+	case e.Step != stepFinished || e.Answered == "":
+		return fmt.Errorf("intent %s of %s may be settled yet: call Do or Recover first", id, tool)
+	case e.Answered != answered:
+		return fmt.Errorf("what Holdfast says of intent %s of %s is %q, and not what was given here", id, tool, e.Answered)
+	}
+	return c.outbox.forget(e)
 }
 
 // enter waits until no other call of this intent is in progress here.
@@ -268,6 +376,16 @@ func (c *Client) begin(in Intent, called bool) (*entry, error) {
 			return nil, fmt.Errorf("%w: the outbox has another request under the intent ID %q of %s; a retry must be what was begun, another purchase needs another ID", ErrConflict, in.ID, in.Tool)
 		}
 		return e, nil
+	}
+	if name := takenByHoldfast(in.Header); name != "" {
+		return nil, fmt.Errorf("the header Prefer with %s is not for this client, which waits for the end: leave it out", name)
+	}
+	forgotten, err := c.outbox.forgotten(key)
+	if err != nil {
+		return nil, err
+	}
+	if forgotten {
+		return nil, fmt.Errorf("%w: intent %s of %s", ErrForgotten, in.ID, in.Tool)
 	}
 	e = &entry{key: key, Intent: in, Called: called, Step: stepWritten, Token: newToken(), Written: time.Now().UTC()}
 	return e, c.outbox.put(e)

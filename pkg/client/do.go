@@ -70,40 +70,79 @@ func (c *Client) Do(ctx context.Context, in Intent, run Func) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+	return c.do(ctx, c.unhurried(ctx), e, run)
+}
+
+// turn bounds what is spent on one intent. What runs is not bounded by it.
+type turn struct {
+	// waits ends with the time to wait for anything but the function.
+	waits context.Context
+	// request is how long a claim or a call may take, settle how long a result is offered.
+	request, settle time.Duration
+}
+
+// unhurried is the turn of an intent that keeps back no other.
+func (c *Client) unhurried(ctx context.Context) turn {
+	return turn{waits: ctx, request: callTimeout, settle: c.o.SettleFor}
+}
+
+// do is Do for an entry of the outbox.
+func (c *Client) do(ctx context.Context, t turn, e *entry, run Func) (Result, error) {
 	for {
-		switch e.Step {
-		case stepBegun:
-			// The process that ran it is gone.
-			e.Settlement = c.lookUp(ctx, e)
-			e.Step = stepFinished
-			if err := c.outbox.put(e); err != nil {
+		if res, over, err := c.bring(ctx, t, e); over || err != nil {
+			return res, err
+		}
+		if e.wait > 0 {
+			// The next attempt is another claim of the same intent.
+			var p pauses
+			if err := p.again(t.waits, e.wait, fmt.Errorf("attempt %d moved nothing", e.Attempt)); err != nil {
 				return Result{}, err
 			}
-		case stepFinished:
-			res, over, err := c.settle(ctx, e)
-			if over || err != nil {
-				return res, err
-			}
-		case stepWritten:
-			a, res, err := c.claim(ctx, e)
-			if a == nil {
-				return res, err
-			}
-			if err := c.run(ctx, e, a, run); err != nil {
-				return Result{}, err
-			}
+			e.wait = 0
+		}
+		a, res, err := c.claim(ctx, t, e)
+		if a == nil {
+			return res, err
+		}
+		if err := c.run(ctx, t, e, a, run); err != nil {
+			return Result{}, err
 		}
 	}
 }
 
-// lookUp says what became of an attempt whose process is gone.
-func (c *Client) lookUp(ctx context.Context, e *entry) *settlement {
-	if c.o.LookUp != nil {
-		if res, err := c.o.LookUp(ctx, e.begun()); err == nil {
-			return e.settlement(res, nil)
+// bring has what ran settled, and leaves an entry that may be claimed. over: there is
+// nothing more to do.
+func (c *Client) bring(ctx context.Context, t turn, e *entry) (res Result, over bool, err error) {
+	if e.Step == stepBegun {
+		// The process that ran it is gone.
+		s, err := c.lookUp(t.waits, e)
+		if err != nil {
+			return Result{}, true, err
+		}
+		e.Step, e.Settlement = stepFinished, s
+		if err := c.outbox.put(e); err != nil {
+			return Result{}, true, err
 		}
 	}
-	return e.unknown("the process ended while it ran")
+	if e.Step == stepFinished {
+		return c.settle(ctx, t, e)
+	}
+	return Result{}, false, nil
+}
+
+// lookUp says what became of an attempt whose process is gone. Whoever was not given the
+// time to ask knows nothing yet, and says so.
+func (c *Client) lookUp(ctx context.Context, e *entry) (*settlement, error) {
+	if c.o.LookUp != nil {
+		res, err := c.o.LookUp(ctx, e.begun())
+		if err == nil {
+			return e.settlement(res, nil), nil
+		}
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("the process ended while it ran, and what came of it could not be looked up in time: %w", errors.Join(context.Cause(ctx), err))
+		}
+	}
+	return e.unknown("the process ended while it ran"), nil
 }
 
 func (e *entry) unknown(detail string) *settlement {
@@ -146,7 +185,26 @@ func (e *entry) settlement(res Result, err error) *settlement {
 		// Its text may hold what nobody should read.
 		s.Detail = fmt.Sprintf("the function returned an error of type %T", err)
 	}
+	s.Detail = clip(s.Detail)
 	return s
+}
+
+// maxDetail is how much of a detail is told: more of it would not be kept, and a very long
+// one would keep the settlement itself from being taken.
+const maxDetail = 512
+
+func clip(s string) string {
+	if len(s) > maxDetail {
+		return strings.ToValidUTF8(s[:maxDetail], "") + "…"
+	}
+	return s
+}
+
+// result is what the attempt came to, for people and callers.
+func (s *settlement) result() Result {
+	res := s.Result.result()
+	res.ProviderReference = s.ProviderReference
+	return res
 }
 
 func isReference(s string) bool {
@@ -172,16 +230,16 @@ func (r *wireResult) result() Result {
 }
 
 // claim asks for an attempt. Without one it gives what to return.
-func (c *Client) claim(ctx context.Context, e *entry) (*Attempt, Result, error) {
+func (c *Client) claim(ctx context.Context, t turn, e *entry) (*Attempt, Result, error) {
 	var p pauses
 	for {
 		asked := time.Now()
 		h := e.Intent.headers()
 		h.Set(headerClaim, e.Token)
-		a, err := c.send(ctx, callTimeout, http.MethodPost, c.intentURL(&e.Intent, actClaim), h, e.Intent.Body)
+		a, err := c.send(ctx, t.request, http.MethodPost, c.intentURL(&e.Intent, actClaim), h, e.Intent.Body)
 		switch {
 		case err != nil:
-			if err := p.again(ctx, 0, err); err != nil {
+			if err := p.again(t.waits, 0, err); err != nil {
 				return nil, Result{}, err
 			}
 		case a.status == http.StatusCreated && a.verdict() == verdictAllow:
@@ -191,15 +249,20 @@ func (c *Client) claim(ctx context.Context, e *entry) (*Attempt, Result, error) 
 			}
 			return at, Result{}, nil
 		case a.verdict() == verdictReplay:
-			res, err := ended(a)
-			return nil, res, errors.Join(err, c.outbox.remove(e.key))
+			res, over, err := c.ended(e, a)
+			if over || err != nil {
+				return nil, res, err
+			}
+			if err := p.again(t.waits, a.retryAfter(), notEnded(a)); err != nil {
+				return nil, Result{}, err
+			}
 		case a.verdict() == verdictDeny && a.refusal().Reason == reasonClaimUsed:
 			// The claim whose answer was lost came to its end without having run.
 			if err := c.anew(e); err != nil {
 				return nil, Result{}, err
 			}
 		case p.passing(a):
-			if err := p.again(ctx, a.retryAfter(), a.refusal()); err != nil {
+			if err := p.again(t.waits, a.retryAfter(), a.refusal()); err != nil {
 				return nil, Result{}, err
 			}
 		default:
@@ -208,15 +271,30 @@ func (c *Client) claim(ctx context.Context, e *entry) (*Attempt, Result, error) 
 	}
 }
 
-const reasonClaimUsed = "claim_used"
+const (
+	reasonClaimUsed  = "claim_used"
+	reasonMarkedPaid = "marked_paid"
+)
 
-// ended is the result of an intent that is at its end.
-func ended(a *answer) (Result, error) {
-	res := a.result()
-	if a.status >= 400 {
-		return Result{}, &FailedError{Result: res}
+// ended is the result of an intent that is at its end, by what Holdfast says of its record:
+// the status is the tool's, and the tool's rules may read any of them in any way. over: it
+// has ended, and has left the outbox.
+func (c *Client) ended(e *entry, a *answer) (res Result, over bool, err error) {
+	switch a.state() {
+	case stateSucceeded:
+		return a.result(), true, c.outbox.remove(e.key)
+	case stateFailed:
+		return Result{}, true, errors.Join(&FailedError{Result: a.result()}, c.outbox.remove(e.key))
+	case "":
+		// Nothing is taken for an end that is not called one.
+		return Result{}, false, fmt.Errorf("the answer (%d, %s) does not say in %s what became of the intent, so it stays in the outbox: "+
+			"the tool is ReadOnly, something on the way drops Holdfast's headers, or this Holdfast is older than the client", a.status, a.verdict(), headerState)
 	}
-	return res, nil
+	return Result{}, false, nil
+}
+
+func notEnded(a *answer) error {
+	return fmt.Errorf("it is %s, with the answer %d", a.state(), a.status)
 }
 
 // refused is the error of a call that is not made. What cannot be made any more under this
@@ -236,7 +314,7 @@ func (c *Client) refused(e *entry, a *answer) error {
 
 // anew gives the entry back to where nothing runs, with a token of its own.
 func (c *Client) anew(e *entry) error {
-	e.Step, e.Token, e.Settlement = stepWritten, newToken(), nil
+	e.Step, e.Token, e.Settlement, e.Answered = stepWritten, newToken(), nil, ""
 	return c.outbox.put(e)
 }
 
@@ -258,49 +336,75 @@ func (e *entry) claimed(a *answer, asked time.Time) (*Attempt, error) {
 }
 
 // settle brings the result. over: there is nothing more to do.
-func (c *Client) settle(ctx context.Context, e *entry) (res Result, over bool, err error) {
+func (c *Client) settle(ctx context.Context, t turn, e *entry) (res Result, over bool, err error) {
 	// The caller may be gone; what has happened is told all the same.
-	telling, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.o.SettleFor)
+	telling, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.settle)
 	defer cancel()
 	s := e.Settlement
-	paid := s.Outcome == succeeded
-	mine := s.Result.result()
-	mine.ProviderReference = s.ProviderReference
+	s.Detail = clip(s.Detail)
+	mine := s.result()
+	unsettled := func(err error) (Result, bool, error) {
+		return Result{}, true, &UnsettledError{Paid: s.Outcome == succeeded, Result: mine, Answered: e.Answered, NotWritten: e.unwritten, Err: err}
+	}
 	var p pauses
 	for {
-		a, err := c.act(telling, e, actSettle, actionTimeout, s)
-		if err == nil && a.status == http.StatusOK {
-			return c.settled(ctx, e, a, mine)
-		}
-		if err == nil && s.Result != nil && (a.status == http.StatusBadRequest || a.status == http.StatusRequestEntityTooLarge) {
-			// What it came to counts, and not how much of it can be kept.
-			s.Result, s.Detail = nil, "its result could not be kept"
-			if err := c.outbox.put(e); err != nil {
-				return Result{}, true, &UnsettledError{Paid: paid, Result: mine, Err: err}
-			}
-			continue
-		}
 		asked := time.Duration(0)
+		a, err := c.act(telling, e, actSettle, actionTimeout, s)
 		if err == nil {
-			if err, asked = a.refusal(), a.retryAfter(); !p.passing(a) {
-				return Result{}, true, &UnsettledError{Paid: paid, Result: mine, Err: err}
+			if doc := a.settled(); doc != nil {
+				return c.settled(e, doc, mine)
 			}
+			r := a.refusal()
+			switch {
+			case a.status == http.StatusOK: // somebody else's: it may be Holdfast's the next time
+			case s.Result != nil && (a.status == http.StatusBadRequest || a.status == http.StatusRequestEntityTooLarge):
+				// What it came to counts, and not how much of it can be kept.
+				s.Result, s.Detail = nil, clip(strings.TrimSuffix("its result could not be kept: "+s.Detail, ": "))
+				if err := c.rewrite(e); err != nil {
+					return unsettled(err)
+				}
+				continue
+			case r.never():
+				e.Answered = r.Error()
+				return unsettled(errors.Join(r, c.rewrite(e)))
+			case !p.passing(a):
+				return unsettled(r)
+			}
+			err, asked = r, r.RetryAfter
 		}
 		if err := p.again(telling, asked, err); err != nil {
-			return Result{}, true, &UnsettledError{Paid: paid, Result: mine, Err: err}
+			return unsettled(err)
 		}
 	}
 }
 
+// rewrite writes an entry over its like: where that fails, the outbox has what it had.
+func (c *Client) rewrite(e *entry) error {
+	was := e.unwritten
+	err := c.outbox.put(e)
+	if err != nil {
+		e.unwritten = was
+	}
+	return err
+}
+
+// settledDocument is Holdfast's word that a result is on the record.
+type settledDocument struct {
+	State      string `json:"state"`
+	RetryAfter int64  `json:"retry_after"`
+}
+
+// settled reads it; nil: the answer is none. A 200 alone may be a proxy's.
+func (a *answer) settled() *settledDocument {
+	var doc settledDocument
+	if a.status != http.StatusOK || a.verdict() == "" || json.Unmarshal(a.body, &doc) != nil || doc.State == "" {
+		return nil
+	}
+	return &doc
+}
+
 // settled goes on from where the intent is now.
-func (c *Client) settled(ctx context.Context, e *entry, a *answer, mine Result) (res Result, over bool, err error) {
-	var doc struct {
-		State      string `json:"state"`
-		RetryAfter int64  `json:"retry_after"`
-	}
-	if err := json.Unmarshal(a.body, &doc); err != nil {
-		return Result{}, true, &UnsettledError{Paid: e.Settlement.Outcome == succeeded, Result: mine, Err: err}
-	}
+func (c *Client) settled(e *entry, doc *settledDocument, mine Result) (res Result, over bool, err error) {
 	outcome := e.Settlement.Outcome
 	if outcome == succeeded {
 		return mine, true, c.outbox.remove(e.key)
@@ -308,18 +412,16 @@ func (c *Client) settled(ctx context.Context, e *entry, a *answer, mine Result) 
 	if err := c.anew(e); err != nil {
 		return Result{}, true, err
 	}
-	if outcome == retryable && doc.State == "Retryable" {
-		// The next attempt is another claim of the same intent.
-		var p pauses
-		cause := fmt.Errorf("attempt %d moved nothing", e.Attempt)
-		return Result{}, false, p.again(ctx, time.Duration(doc.RetryAfter)*time.Second, cause)
+	if outcome == retryable && doc.State == stateRetryable {
+		e.wait = max(time.Duration(doc.RetryAfter)*time.Second, pauseFirst)
 	}
 	return Result{}, false, nil // the next claim is told what it has come to
 }
 
 // Call makes the payment of a tool that Holdfast itself calls, under the same promise:
-// the intent is in the outbox before it is sent, and is sent again under its ID until it
-// is answered. The errors are those of Do.
+// the intent is in the outbox before it is sent, and is sent again under its ID until
+// Holdfast says that it has come to its end. Whether it was paid is read from Holdfast's
+// word and not from the status, which is the tool's own. The errors are those of Do.
 func (c *Client) Call(ctx context.Context, in Intent) (Result, error) {
 	end, err := c.enter(ctx, outboxKey(c.o.Namespace, in.Tool, in.ID))
 	if err != nil {
@@ -330,6 +432,12 @@ func (c *Client) Call(ctx context.Context, in Intent) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+	return c.call(ctx, c.unhurried(ctx), e)
+}
+
+// call is Call for an entry of the outbox.
+func (c *Client) call(ctx context.Context, t turn, e *entry) (Result, error) {
+	in := &e.Intent
 	method := in.Method
 	if method == "" {
 		method = http.MethodPost
@@ -340,19 +448,25 @@ func (c *Client) Call(ctx context.Context, in Intent) (Result, error) {
 	}
 	var p pauses
 	for {
-		a, err := c.send(ctx, callTimeout, method, to, in.headers(), in.Body)
+		a, err := c.send(ctx, t.request, method, to, in.headers(), in.Body)
 		if err != nil {
-			if err := p.again(ctx, 0, err); err != nil {
+			if err := p.again(t.waits, 0, err); err != nil {
 				return Result{}, err
 			}
 			continue
 		}
 		switch v := a.verdict(); {
-		case v == verdictReplay, v == verdictAllow && a.retryAfter() == 0:
-			res, err := ended(a)
-			return res, errors.Join(err, c.outbox.remove(e.key))
-		case v == verdictAllow, p.passing(a): // it moved nothing, and may be sent again
-			if err := p.again(ctx, a.retryAfter(), a.refusal()); err != nil {
+		case v == verdictReplay, v == verdictAllow:
+			res, over, err := c.ended(e, a)
+			if over || err != nil {
+				return res, err
+			}
+			// It moved nothing and may be sent again, or goes on without this call.
+			if err := p.again(t.waits, a.retryAfter(), notEnded(a)); err != nil {
+				return Result{}, err
+			}
+		case p.passing(a):
+			if err := p.again(t.waits, a.retryAfter(), a.refusal()); err != nil {
 				return Result{}, err
 			}
 		default:

@@ -18,14 +18,23 @@ var (
 	ErrConflict = errors.New("the intent ID belongs to another request")
 	// ErrDenied: it may not be made.
 	ErrDenied = errors.New("denied")
+	// ErrPaid: it was paid, and nobody can tell any more whose the answer is. It must not be
+	// paid again. It is not one of ErrDenied.
+	ErrPaid = errors.New("it was paid, and its result cannot be told any more")
 	// ErrRefused: the request itself was refused, or may not be sent by this caller.
 	ErrRefused = errors.New("refused")
 )
 
+// ErrForgotten: the intent has run, was never settled, and was taken out of the outbox by
+// ForgetUnsettled. It is not run again. A purchase that is known not to have been made, and
+// is still wanted, needs a new ID.
+var ErrForgotten = errors.New("it has run and was forgotten unsettled, so it is not run again under this ID")
+
 // ErrLeaseOver is the cause of the context of a function whose time is over.
 var ErrLeaseOver = errors.New("the attempt's lease is over")
 
-// Refusal is a call that was not made, in Holdfast's words.
+// Refusal is a call that was not made now, in Holdfast's words. It may have been made
+// before: see ErrHeld and ErrPaid.
 type Refusal struct {
 	// HTTP status, verdict and reason; the verdict may be empty.
 	Status          int
@@ -37,6 +46,9 @@ type Refusal struct {
 	Poll            string
 	SuggestedAction string
 	RetryAfter      time.Duration
+
+	// problem: it was read from a problem document.
+	problem bool
 }
 
 func (r *Refusal) Error() string {
@@ -55,7 +67,9 @@ func (r *Refusal) Is(target error) bool {
 	case ErrConflict:
 		return r.Verdict == verdictConflict
 	case ErrDenied:
-		return r.Verdict == verdictDeny
+		return r.Verdict == verdictDeny && r.Reason != reasonMarkedPaid
+	case ErrPaid:
+		return r.Verdict == verdictDeny && r.Reason == reasonMarkedPaid
 	case ErrRefused:
 		return r.Verdict == ""
 	}
@@ -71,16 +85,35 @@ func (e *FailedError) Error() string {
 }
 
 // UnsettledError is a function that has run, whose result could not be brought to Holdfast
-// yet. It is in the outbox; Do or Recover brings it.
+// yet. It is in the outbox, unless NotWritten says otherwise; Do or Recover brings it.
 type UnsettledError struct {
 	// Paid: the function said that it was paid; then Result is what it returned.
 	Paid   bool
 	Result Result
-	Err    error
+	// Answered is what Holdfast says where it will say so every time, as when it no longer
+	// knows the claim: a person must look at it. It stays in the outbox until
+	// ForgetUnsettled is given these words. Empty: it may be settled yet.
+	Answered string
+	// NotWritten is why the outbox does not have the result. Nothing but this error knows
+	// it: keep it. What goes on with the intent will say that its outcome is unknown.
+	NotWritten error
+	Err        error
 }
 
 func (e *UnsettledError) Error() string {
-	return fmt.Sprintf("what the function came to is in the outbox and not settled yet: %v", e.Err)
+	what := "the function has run"
+	if e.Paid {
+		what = "it was paid"
+	}
+	switch {
+	case e.NotWritten != nil:
+		what += fmt.Sprintf(", and what it came to is neither settled nor in the outbox (%v), so nothing remembers it but this error", e.NotWritten)
+	case e.Answered != "":
+		what += ", and what it came to is in the outbox and cannot be settled: a person must look at it; ForgetUnsettled takes it out"
+	default:
+		what += ", and what it came to is in the outbox and not settled yet"
+	}
+	return fmt.Sprintf("%s: %v", what, e.Err)
 }
 
 func (e *UnsettledError) Unwrap() error { return e.Err }

@@ -42,14 +42,25 @@ type entry struct {
 	Fence       string      `json:",omitempty"`
 	ProviderKey string      `json:",omitempty"`
 	Settlement  *settlement `json:",omitempty"`
-	Written     time.Time
+	// Answered is what Holdfast says to the settlement, where it will always say so.
+	Answered string `json:",omitempty"`
+	Written  time.Time
+
+	// unwritten is why the outbox does not have the entry as it is here; nil: it has.
+	unwritten error
+	// wait is how long the next claim should wait.
+	wait time.Duration
 }
 
 func (e *entry) begun() Begun {
-	return Begun{
+	b := Begun{
 		Intent: e.Intent, Called: e.Called, Ran: e.Step == stepBegun, Finished: e.Step == stepFinished,
-		Attempt: e.Attempt, ProviderKey: e.ProviderKey,
+		Attempt: e.Attempt, ProviderKey: e.ProviderKey, Answered: e.Answered,
 	}
+	if s := e.Settlement; s != nil {
+		b.Outcome, b.Detail, b.Result = s.Outcome, s.Detail, s.result()
+	}
+	return b
 }
 
 // same says that two intents are one request.
@@ -63,7 +74,12 @@ func outboxKey(namespace, tool, id string) string {
 	return url.PathEscape(namespace) + "/" + url.PathEscape(tool) + "/" + url.PathEscape(id)
 }
 
-var intentsBucket = []byte("intents")
+var (
+	intentsBucket = []byte("intents")
+	// forgottenBucket keeps what was taken out although it may have been paid: it is
+	// evidence, and keeps the same ID from being run again here.
+	forgottenBucket = []byte("forgotten")
+)
 
 type outbox struct{ db *bbolt.DB }
 
@@ -77,6 +93,9 @@ func openOutbox(path string) (*outbox, error) {
 	}
 	err = db.Update(func(tx *bbolt.Tx) error {
 		_, err := tx.CreateBucketIfNotExists(intentsBucket)
+		if err == nil {
+			_, err = tx.CreateBucketIfNotExists(forgottenBucket)
+		}
 		return err
 	})
 	if err == nil {
@@ -105,10 +124,33 @@ func (o *outbox) put(e *entry) error {
 	if err == nil {
 		err = o.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(intentsBucket).Put([]byte(e.key), text) })
 	}
-	if err != nil {
+	if e.unwritten = err; err != nil {
 		return fmt.Errorf("write intent %s of %s into the outbox: %w", e.Intent.ID, e.Intent.Tool, err)
 	}
 	return nil
+}
+
+// forget moves an entry to where it is only evidence.
+func (o *outbox) forget(e *entry) error {
+	text, err := json.Marshal(e)
+	if err == nil {
+		err = o.db.Update(func(tx *bbolt.Tx) error {
+			return errors.Join(tx.Bucket(forgottenBucket).Put([]byte(e.key), text), tx.Bucket(intentsBucket).Delete([]byte(e.key)))
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("take %s out of the outbox: %w", e.key, err)
+	}
+	return nil
+}
+
+// forgotten says whether an intent was taken out although it may have been paid.
+func (o *outbox) forgotten(key string) (is bool, err error) {
+	err = o.db.View(func(tx *bbolt.Tx) error {
+		is = tx.Bucket(forgottenBucket).Get([]byte(key)) != nil
+		return nil
+	})
+	return is, err
 }
 
 func (o *outbox) remove(key string) error {

@@ -27,12 +27,24 @@ const (
 )
 
 const (
-	headerVerdict  = "Holdfast-Verdict"
-	headerReplayed = "Idempotent-Replayed"
-	headerClaim    = "Holdfast-Claim"
-	headerSession  = "Holdfast-Session"
-	headerCall     = "Holdfast-Call"
-	headerID       = "Idempotency-Key"
+	headerVerdict   = "Holdfast-Verdict"
+	headerState     = "Holdfast-State"
+	headerTruncated = "Holdfast-Truncated"
+	headerSize      = "Holdfast-Body-Size"
+	headerDigest    = "Holdfast-Body-Digest"
+	headerReplayed  = "Idempotent-Replayed"
+	headerClaim     = "Holdfast-Claim"
+	headerSession   = "Holdfast-Session"
+	headerCall      = "Holdfast-Call"
+	headerID        = "Idempotency-Key"
+	headerPrefer    = "Prefer"
+)
+
+// The states of a record at its end, and the one that may be tried again.
+const (
+	stateSucceeded = "Succeeded"
+	stateFailed    = "Failed"
+	stateRetryable = "Retryable"
 )
 
 const (
@@ -55,6 +67,9 @@ type answer struct {
 
 func (a *answer) verdict() string { return a.header.Get(headerVerdict) }
 
+// state is the record's, if the answer says it.
+func (a *answer) state() string { return a.header.Get(headerState) }
+
 // retryAfter is what the answer asks for.
 func (a *answer) retryAfter() time.Duration {
 	seconds, err := strconv.ParseUint(a.header.Get("Retry-After"), 10, 31)
@@ -66,10 +81,15 @@ func (a *answer) retryAfter() time.Duration {
 
 // result is an answer that is the tool's own.
 func (a *answer) result() Result {
-	return Result{
+	res := Result{
 		Status: a.status, ContentType: a.header.Get("Content-Type"), Body: a.body,
 		Replayed: a.header.Get(headerReplayed) == "true",
 	}
+	if a.header.Get(headerTruncated) == "true" {
+		res.Truncated, res.Digest = true, a.header.Get(headerDigest)
+		res.Size, _ = strconv.ParseInt(a.header.Get(headerSize), 10, 64) // 0: it is not known
+	}
+	return res
 }
 
 // refusal reads a problem document.
@@ -81,10 +101,41 @@ func (a *answer) refusal() *Refusal {
 	r := &Refusal{Status: a.status, Verdict: a.verdict(), RetryAfter: a.retryAfter()}
 	if strings.HasPrefix(a.header.Get("Content-Type"), "application/problem+json") && json.Unmarshal(a.body, &p) == nil {
 		r.Title, r.Detail, r.Reason, r.Hold, r.Poll, r.SuggestedAction = p.Title, p.Detail, p.Reason, p.Hold, p.Poll, p.SuggestedAction
+		r.problem = true
 	} else {
 		r.Title = "an answer that is not Holdfast's"
 	}
 	return r
+}
+
+// never says that Holdfast itself has answered a settlement, and will answer it so again.
+func (r *Refusal) never() bool {
+	if !r.problem {
+		return false
+	}
+	switch r.Reason {
+	case "no_such_claim", "no_such_tool", "invalid_request", "body_too_large":
+		return true
+	}
+	return false
+}
+
+// takenByHoldfast is a preference of these headers that Holdfast takes for itself, if there is one.
+func takenByHoldfast(h http.Header) string {
+	for name, lines := range h {
+		if http.CanonicalHeaderKey(name) != headerPrefer {
+			continue
+		}
+		for one := range strings.SplitSeq(strings.Join(lines, ","), ",") {
+			one, _, _ = strings.Cut(one, ";")
+			one, _, _ = strings.Cut(one, "=")
+			switch one = strings.ToLower(strings.TrimSpace(one)); one {
+			case "respond-async", "wait":
+				return one
+			}
+		}
+	}
+	return ""
 }
 
 // intentURL is where an intent is claimed, renewed and settled.

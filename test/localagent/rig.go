@@ -62,7 +62,7 @@ func (everybody) Authenticate(_ context.Context, h http.Header) (access.Caller, 
 
 func (everybody) Authorize(context.Context, access.Caller, string, string) error { return nil }
 
-// SetUp serves until the test ends. change may change the local tool.
+// SetUp serves until the test ends. change may change each of the tools; nil: nothing does.
 func SetUp(t *testing.T, change func(*v1alpha1.AgentTool)) *Rig {
 	t.Helper()
 	r := &Rig{Provider: provider.New(provider.Options{}), Engines: guard.NewEngines(), TokenFile: filepath.Join(t.TempDir(), "token")}
@@ -86,7 +86,7 @@ func SetUp(t *testing.T, change func(*v1alpha1.AgentTool)) *Rig {
 	r.Engines.Put(Namespace, "payments", r.Engine)
 
 	var tools policy.Current
-	for _, tool := range []*v1alpha1.AgentTool{localTool(change), r.httpTool()} {
+	for _, tool := range []*v1alpha1.AgentTool{localTool(change), r.httpTool(change)} {
 		compiled, err := policy.Compile(tool, &v1alpha1.IntentBudget{
 			ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: "payments"},
 			Spec:       v1alpha1.IntentBudgetSpec{StoreRef: v1alpha1.StoreReference{Name: "payments"}},
@@ -139,11 +139,14 @@ func localTool(change func(*v1alpha1.AgentTool)) *v1alpha1.AgentTool {
 	return t
 }
 
-func (r *Rig) httpTool() *v1alpha1.AgentTool {
+func (r *Rig) httpTool(change func(*v1alpha1.AgentTool)) *v1alpha1.AgentTool {
 	t := tool(HTTPTool)
 	t.Spec.Upstream.HTTP = &v1alpha1.HTTPUpstream{
 		URL: r.ProviderURL + "/charges", Methods: []v1alpha1.HTTPMethod{"POST"}, SettleAfter: &metav1.Duration{Duration: SettleAfter},
 		RequestHeaders: []v1alpha1.RequestHeader{"content-type", "provider-fault"},
+	}
+	if change != nil {
+		change(t)
 	}
 	return t
 }
