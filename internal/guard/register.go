@@ -132,7 +132,7 @@ func (e *Engine) Register(ctx context.Context, c Call, g Registration, instead s
 		var a Answer
 		var again bool
 		if cur != nil {
-			a, again, err = e.registerKnown(ctx, &cur, c, g, instead, p, now)
+			a, again, err = e.registerKnown(ctx, &cur, c, g, instead, now)
 		} else {
 			a, again, err = e.registerNew(ctx, &cur, c, g, p, now, start)
 		}
@@ -161,16 +161,16 @@ func (r *record) differsFrom(c Call, g Registration) (Reason, bool) {
 }
 
 // registerKnown tells what became of an intent that there is a record of.
-func (e *Engine) registerKnown(ctx context.Context, cur **record, c Call, g Registration, instead string, p Policy, now time.Time) (Answer, bool, error) {
+func (e *Engine) registerKnown(ctx context.Context, cur **record, c Call, g Registration, instead string, now time.Time) (Answer, bool, error) {
 	r := *cur
 	if reason, differs := r.differsFrom(c, g); differs {
 		return e.conflict(r, reason), false, nil
 	}
-	if r.State == Tombstone {
-		return e.holdCall(ctx, cur, r.clone(), p, &hold{Reasons: []Reason{KeyExpired}}, e.remembers(r), now)
-	}
 	had := r.Registration
 	faceless := had == nil || had.Face == "" || instead != "" && had.Face == instead
+	if r.State == Tombstone {
+		return e.settledLongAgo(r, g.Face, faceless, now), false, nil
+	}
 	if had == nil || g.Face != "" && faceless {
 		next := r.clone()
 		if had == nil {
@@ -196,6 +196,25 @@ func (e *Engine) registerKnown(ctx context.Context, cur **record, c Call, g Regi
 		a.Verdict, a.Reason = Deny, ReasonExpired
 	}
 	return a, false, nil
+}
+
+// settledLongAgo tells what an intent came to whose answer is no longer kept. A registration asks for
+// nothing to be sent, so nobody has to decide, and nothing is written: only a call is held as
+// KeyExpired. The face is told as it would be, for an object that was made again.
+func (e *Engine) settledLongAgo(r *record, face string, faceless bool, now time.Time) Answer {
+	was := r.clone()
+	was.State = r.SettledAs
+	a, _ := e.answer(was, now)
+	if a.Reason == ReasonUnreachable {
+		a.Reason = "" // why it failed went with the answer
+	}
+	a.Intent = r.view(e.id.Epoch)
+	if had := r.Registration; had != nil && face != "" && faceless {
+		named := *had
+		named.Face = face
+		a.Intent.Registration = &named
+	}
+	return a
 }
 
 // registerNew is the one Reserve of an intent that there is no record of.

@@ -79,7 +79,7 @@ func TestRegisterSaysWhatACallWouldBeTold(t *testing.T) {
 		{"its outcome is unknown", func(s *story) { s.lose(s.call("new", "order/9")) }, func(s *story) Call { return stated(s.call("new", "order/9")) }, UnknownHold, OutcomeUnknown, "new"},
 		{"it was paid for something else", func(s *story) { s.pay(s.call("new", "order/9"), "re_1") }, func(s *story) Call { return stated(s.call("new", "order/8")) }, Conflict, ReasonRequest, "new"},
 		{"it was paid longer ago than the TTL", func(s *story) { s.pay(s.call("new", "order/9"), "re_1"); s.pass(storyTTL); s.sweep() },
-			func(s *story) Call { return stated(s.call("new", "order/9")) }, UnknownHold, KeyExpired, "new"},
+			func(s *story) Call { return stated(s.call("new", "order/9")) }, Replay, "", "new"},
 		{"it is another ServiceAccount's", func(s *story) { s.registered(s.call("new", "order/9")) },
 			func(s *story) Call { c := stated(s.call("new", "order/9")); c.CallerUID = "uid-2"; return c }, Conflict, ReasonCaller, "new"},
 	} {
@@ -478,5 +478,78 @@ func TestRegisterAfterALostMemory(t *testing.T) {
 	}
 	if a := s.admit(c); a.Verdict != UnknownHold {
 		t.Fatalf("its call: %s %s", a.Verdict, a.Reason)
+	}
+}
+
+// An object that stays in Git after its intent was settled, and after it was collected itself, is made
+// again by whatever syncs it. It asks for nothing to be sent, so it makes no work for a person.
+func TestARegistrationLongAfterTheEnd(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		end     func(*story, Call)
+		settled State
+		verdict Verdict
+		reason  Reason
+	}{
+		{"paid", func(s *story, c Call) { s.pay(c, "re_1") }, Succeeded, Replay, ""},
+		{"refused", func(s *story, c Call) { s.settle(s.send(c), declined()) }, Failed, Replay, ""},
+		{"never sent", func(s *story, _ Call) { s.pass(storyTTL); s.sweep() }, Rejected, Deny, ReasonExpired},
+		{"rejected", func(s *story, c Call) {
+			s.pay(s.call("other", "order/9"), "re_2")
+			s.admit(c)
+			s.resolve(s.hold(c), Reject)
+		}, Rejected, Deny, ReasonRejected},
+		{"held, and marked as failed", func(s *story, c Call) {
+			s.lose(c)
+			s.pass(storyLease + storyGrace + storyPolicy().SettleAfter)
+			s.resolve(s.hold(c), MarkFailed)
+		}, Failed, Deny, ReasonMarkedFailed},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := tell(t)
+			c := s.call("new", "order/9")
+			g := Registration{Face: "from-git", Shown: []byte("{}"), Quote: "q-1"}
+			if a := s.register(stated(c), g, "", storyPolicy()); a.Verdict != Allow {
+				t.Fatal(a.Verdict)
+			}
+			tt.end(s, c)
+			if r := s.inState(c, tt.settled); !r.Registration.Bound && tt.settled == Succeeded {
+				t.Fatal("the call has bound nothing")
+			}
+			s.pass(storyTTL)
+			s.sweep()
+			before := s.inState(c, Tombstone).version
+			again := func(g Registration, instead string) Answer {
+				a := s.register(stated(c), g, instead, storyPolicy())
+				if r := s.inState(c, Tombstone); r.version != before {
+					t.Fatal("telling it has written it")
+				}
+				return a
+			}
+			a := again(g, "")
+			if a.Verdict != tt.verdict || a.Reason != tt.reason || a.Hold != "" || a.Intent.State != Tombstone || a.Intent.SettledAs != tt.settled ||
+				a.Intent.Registration.Face != "from-git" {
+				t.Fatalf("%s %s, hold %q, %s as %s, %+v", a.Verdict, a.Reason, a.Hold, a.Intent.State, a.Intent.SettledAs, a.Intent.Registration)
+			}
+			// Another object is its face only if the first is gone.
+			other := g
+			other.Face = "other"
+			if a := again(other, ""); a.Intent.Registration.Face != "from-git" {
+				t.Fatalf("the face is %q", a.Intent.Registration.Face)
+			}
+			if a := again(other, "from-git"); a.Intent.Registration.Face != "other" || a.Verdict != tt.verdict {
+				t.Fatalf("%s, the face is %q", a.Verdict, a.Intent.Registration.Face)
+			}
+			// What does not agree with it is a conflict as ever.
+			other.Quote = "q-2"
+			if a := again(other, ""); a.Verdict != Conflict {
+				t.Fatalf("another quote: %s", a.Verdict)
+			}
+			// Whoever wants it sent is held.
+			s.wantHeld(s.admit(c), KeyExpired)
+			if a := s.register(stated(c), g, "", storyPolicy()); a.Verdict != UnknownHold || a.Reason != KeyExpired {
+				t.Fatalf("after the call: %s %s", a.Verdict, a.Reason)
+			}
+		})
 	}
 }

@@ -3,8 +3,8 @@
 // at most once however often it arrives.
 //
 // What must hold: only the request that was sent, kept with the record, goes out again, to
-// the same upstream with the same credential (whoever sends it sees to both), and only
-// while lease, grace and settleAfter of the new attempt end within the time for which the
+// the same upstream with the same credential (whoever sends it sees to both), only while what
+// was registered is valid, and only while lease, grace and settleAfter of the new attempt end within the time for which the
 // provider knows the key. That time runs from the first attempt under the key, by the
 // store's clock and by the processes' own: whichever says more counts. Each is a Reserve
 // and an attempt of the intent's budget. It begins once the attempt before it can send
@@ -141,8 +141,12 @@ func (e *Engine) underKey(r *record, now time.Time) time.Duration {
 	return max(byStore, e.o.Clock.Now().Wall.Sub(first.Wall))
 }
 
-// resumeTooLate says why nothing that is sent now could be relied upon to be recognised; "": it can.
+// resumeTooLate says why nothing may be sent any more: it is no longer valid, or could not be relied
+// upon to be recognised; "": it may.
 func (e *Engine) resumeTooLate(r *record, window time.Duration, now time.Time) string {
+	if r.overdue(e.noEarlier(now)) && e.o.mutation != expiredPass {
+		return causeNotValid + r.Registration.ValidUntil.UTC().Format(time.RFC3339)
+	}
 	need := e.lease(r.Policy) + e.grace() + r.Policy.SettleAfter
 	if age := e.underKey(r, now); age+need >= window && e.o.mutation != resumeAnyAge {
 		return fmt.Sprintf("the provider knows the key for %s, and %s of that are over: a send now, with the %s that it may take, would come too late",

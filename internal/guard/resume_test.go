@@ -446,6 +446,35 @@ func TestWhatIsNotSentAgain(t *testing.T) {
 		}
 		s.neverAgain(c, "stands in its way")
 	})
+	registered := func(s *story, valid time.Duration) Call {
+		c := s.call("intent-1", "order/9")
+		g := Registration{ValidUntil: s.time.store().Add(valid)}
+		if a := s.register(stated(c), g, "", resumedPolicy()); a.Verdict != Allow {
+			t.Fatal(a.Verdict)
+		}
+		s.loseResumed(c)
+		return c
+	}
+	t.Run("what is valid no longer, once it begins", func(t *testing.T) {
+		s := tell(t)
+		c := registered(s, gone+2*time.Minute)
+		s.pass(gone)
+		m := s.dueResume(c)
+		if m == nil {
+			t.Fatal("it is still valid, and is not sent again")
+		}
+		s.pass(2 * time.Minute)
+		if ticket, err := s.BeginResume(s.ctx, m, storyKnown); err != nil || ticket != nil {
+			t.Fatalf("%+v, %v", ticket, err)
+		}
+		s.neverAgain(c, causeNotValid)
+	})
+	t.Run("what is valid no longer, by the sweep", func(t *testing.T) {
+		s := tell(t)
+		c := registered(s, gone)
+		s.pass(gone)
+		s.neverAgain(c, causeNotValid)
+	})
 	t.Run("after the memory was lost", func(t *testing.T) {
 		s := tell(t)
 		c := s.call("intent-1", "order/9")
