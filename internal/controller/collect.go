@@ -157,7 +157,7 @@ func intentOver(o *v1alpha1.PaymentIntent) time.Time {
 	return find(o.Status.Conditions, end).LastTransitionTime.Time
 }
 
-// delete takes this very version of the object away: one that has news stays.
+// delete takes this very version of the object away, unless its namespace is in doubt by now: one that has news stays.
 func (c *Collector) delete(ctx context.Context, slowly flowcontrol.RateLimiter, o client.Object) error {
 	if err := slowly.Wait(ctx); err != nil {
 		return err
@@ -167,7 +167,12 @@ func (c *Collector) delete(ctx context.Context, slowly flowcontrol.RateLimiter, 
 	if !ok {
 		return fmt.Errorf("%T is no object", o)
 	}
-	err := c.Live.Delete(ctx, target, client.Preconditions{UID: &uid, ResourceVersion: &version})
+	// The round may be long, and a store may have gone since it began.
+	doubted, err := c.doubted(ctx)
+	if err != nil || doubted[o.GetNamespace()] {
+		return err
+	}
+	err = c.Live.Delete(ctx, target, client.Preconditions{UID: &uid, ResourceVersion: &version})
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return nil // the next round looks at it anew
 	}

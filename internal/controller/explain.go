@@ -89,6 +89,8 @@ var because = map[v1alpha1.HoldReason]string{
 	v1alpha1.HoldKeyExpired:      "KeyExpired: this intent ID was used long ago, and the answer is no longer kept.",
 	v1alpha1.HoldIdentityChanged: "IdentityChanged: an equal payment was made before the tool's identity was changed, so nobody can tell whether it is the same.",
 	v1alpha1.HoldBudgetExceeded:  "BudgetExceeded: it would exceed a limit of the budget's spend, or cannot be counted in one.",
+
+	v1alpha1.HoldApprovalRequired: "ApprovalRequired: a rule of the tool wants a person to decide. The cause is what the rule says.",
 }
 
 // explain says what is held, why, and what can be done about it.

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -19,12 +20,28 @@ import (
 	"github.com/holdfast-dev/holdfast/internal/store"
 )
 
-// account makes the agent's ServiceAccount, whose calls these are from then on.
+// account makes the agent's ServiceAccount, whose calls these are from then on, and lets it invoke the tools.
 func (w *world) account() {
+	w.Helper()
+	w.accountAlone()
+	w.mayInvoke()
+}
+
+// accountAlone makes one that may nothing.
+func (w *world) accountAlone() {
 	w.Helper()
 	sa := &corev1.ServiceAccount{ObjectMeta: w.meta("agent")}
 	must(w.T, admin.Create(w.ctx, sa))
 	w.uid = string(sa.UID)
+}
+
+func (w *world) mayInvoke() {
+	w.Helper()
+	must(w.T, admin.Create(w.ctx, &rbacv1.RoleBinding{
+		ObjectMeta: w.meta("agent-invokes"),
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "holdfast-agent"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: w.ns, Name: "agent"}},
+	}))
 }
 
 // intent is a refund for an order that is written down.
@@ -254,26 +271,150 @@ func (w *world) drop(p *process, k guard.Key) error {
 	return err
 }
 
-// An intent whose record is gone is not registered anew: what it came to stands.
+// An intent whose record is gone is not registered anew, and does not read as if it could be sent.
 func TestAnIntentIsRegisteredOnce(t *testing.T) {
 	w := newWorld(t)
 	p := start(t, t.TempDir())
 	w.account()
 	w.ready()
-	o := w.intent("once", "once", "1", "10")
-	w.create(o)
-	o = w.says("once", v1alpha1.IntentAllow, v1alpha1.IntentRegistered, "Registered")
+	key := func(id string) guard.Key {
+		return guard.Key{Namespace: w.ns, Tool: "refund", Caller: w.agent(), IntentID: id}
+	}
+	w.create(w.intent("once", "once", "1", "10"), w.intent("paid", "paid", "2", "10"))
+	o := w.says("once", v1alpha1.IntentAllow, v1alpha1.IntentRegistered, "Registered")
+	w.says("paid", v1alpha1.IntentAllow, v1alpha1.IntentRegistered, "Registered")
+	w.pay(p, "refund", "paid", "2", "10", guard.AttemptSucceeded)
+	w.says("paid", v1alpha1.IntentReplay, v1alpha1.IntentSucceeded, "Succeeded")
 	e, err := p.op.Engines.Get(w.ns, "payments")
 	must(t, err)
-	must(t, w.drop(p, guard.Key{Namespace: w.ns, Tool: "refund", Caller: w.agent(), IntentID: "once"}))
-	_, err = p.op.intents.Reconcile(w.ctx, ctrl.Request{NamespacedName: types.NamespacedName{Namespace: w.ns, Name: "once"}})
-	must(t, err)
-	if a, err := e.Poll(w.ctx, guard.Key{Namespace: w.ns, Tool: "refund", Caller: w.agent(), IntentID: "once"}); err != nil || a.Intent.Exists {
-		t.Fatalf("it was registered again: %s (%v)", asJSON(a.Intent), err)
+	for _, id := range []string{"once", "paid"} {
+		must(t, w.drop(p, key(id)))
+		_, err = p.op.intents.Reconcile(w.ctx, ctrl.Request{NamespacedName: types.NamespacedName{Namespace: w.ns, Name: id}})
+		must(t, err)
+		if a, err := e.Poll(w.ctx, key(id)); err != nil || a.Intent.Exists {
+			t.Fatalf("%s was registered again: %s (%v)", id, asJSON(a.Intent), err)
+		}
 	}
-	var now v1alpha1.PaymentIntent
-	must(t, w.get("once", &now))
-	if now.Status.State != o.Status.State {
-		t.Errorf("the status is %s", asJSON(now.Status))
+	now := w.says("once", "", o.Status.State, reasonRecordGone)
+	wantConditions(t, now.Status.Conditions, "Admitted=F Ready=F Settled=U Stalled=T")
+	if !intentOver(now).IsZero() {
+		t.Error("somebody must see that its record is gone, and it would be collected")
+	}
+	// What it came to stands.
+	now = w.says("paid", v1alpha1.IntentReplay, v1alpha1.IntentSucceeded, "Succeeded")
+	wantConditions(t, now.Status.Conditions, "Admitted=T Ready=T Settled=T")
+}
+
+// An object that others made is registered only if its caller may invoke the tool.
+func TestACallerThatMayNotInvoke(t *testing.T) {
+	w := newWorld(t)
+	p := start(t, t.TempDir())
+	w.accountAlone()
+	w.ready()
+	w.create(w.intent("early", "early", "1", "10"))
+	o := w.says("early", "", "", reasonMayNotInvoke)
+	wantConditions(t, o.Status.Conditions, "Admitted=F Ready=F Settled=F")
+	contains(t, find(o.Status.Conditions, v1alpha1.ConditionAdmitted).Message, "verb invoke", "tried again until")
+	if v := w.poll(p, "refund", "early"); v.Exists {
+		t.Fatalf("it was registered: %s", asJSON(v))
+	}
+	// One that has a record shows it.
+	w.pay(p, "refund", "paid", "2", "10", guard.AttemptSucceeded)
+	w.create(w.intent("paid", "paid", "2", "10"))
+	w.says("paid", v1alpha1.IntentReplay, v1alpha1.IntentSucceeded, "Succeeded")
+	w.mayInvoke()
+	w.says("early", v1alpha1.IntentAllow, v1alpha1.IntentRegistered, "Registered")
+}
+
+// What waits for what never comes is tried the more seldom the older it is, is refused for
+// good after a time, and collected then.
+func TestAnIntentThatCannotBeRegisteredIsGivenUp(t *testing.T) {
+	w := newWorld(t)
+	p := start(t, t.TempDir())
+	r := p.op.intents
+	aged := func(o *v1alpha1.PaymentIntent, age time.Duration) (intentFinding, *v1alpha1.PaymentIntentStatus) {
+		t.Helper()
+		o = o.DeepCopy()
+		o.Generation, o.CreationTimestamp = 1, metav1.NewTime(time.Now().Add(-age))
+		f, err := r.find(w.ctx, o)
+		must(t, err)
+		return f, intentStatus(o, f)
+	}
+	tries := func(o *v1alpha1.PaymentIntent, reason string, within, soonest time.Duration) {
+		t.Helper()
+		for _, tt := range []struct{ age, atLeast, atMost time.Duration }{
+			{0, soonest, soonest}, {16 * time.Minute, 2 * time.Minute, 3 * time.Minute}, {within / 2, seldomest, seldomest},
+			{within - 30*time.Second, time.Second, time.Minute},
+		} {
+			f, s := aged(o, tt.age)
+			if f.again < tt.atLeast || f.again > tt.atMost || find(s.Conditions, v1alpha1.ConditionStalled) != nil {
+				t.Errorf("%s, %s old: again after %s: %s", reason, tt.age, f.again, asJSON(s))
+			}
+			if c := find(s.Conditions, v1alpha1.ConditionAdmitted); c == nil || c.Reason != reason || !strings.Contains(c.Message, "tried again until") {
+				t.Errorf("%s, %s old: %s", reason, tt.age, asJSON(s))
+			}
+		}
+		f, s := aged(o, within)
+		c := find(s.Conditions, v1alpha1.ConditionStalled)
+		if f.again != 0 || c == nil || c.Reason != reason || !strings.Contains(c.Message, "make it once more") {
+			t.Errorf("%s, %s old: again after %s: %s", reason, within, f.again, asJSON(s))
+		}
+		over := o.DeepCopy()
+		over.Generation, over.Status = 1, *s
+		if !refusedForGood(over) || mayRegister(over) || intentOver(over).IsZero() {
+			t.Errorf("%s: it is not over: %s", reason, asJSON(s))
+		}
+	}
+	o := w.intent("x", "x", "1", "10")
+	tries(o, reasonToolNotServed, withoutTool, storeAgain)
+	w.ready()
+	ttl := 48 * time.Hour
+	tries(o, reasonCallerNotFound, ttl, storeAgain)
+	w.accountAlone()
+	tries(o, reasonMayNotInvoke, ttl, storeAgain)
+	w.mayInvoke()
+	// Held under another name, by a request that is the very same.
+	w.pay(p, "refund", "paid", "1", "10", guard.AttemptSucceeded)
+	w.holdOf(p, "held", "1", "12")
+	same := w.intent("y", "y", "1", "12")
+	v := w.poll(p, "refund", "held")
+	same.Spec.Fingerprint, same.Spec.Lineage = v.Fingerprint, string(v.Lineage)
+	tries(same, reasonHeldElsewhere, ttl, refusedAgain)
+}
+
+// What was refused for good is not asked for again, whatever becomes of its tool; what its tool's
+// next spec may permit is.
+func TestWhatWasRefusedForGoodStaysRefused(t *testing.T) {
+	w := newWorld(t)
+	p := start(t, t.TempDir())
+	w.account()
+	w.ready()
+	w.pay(p, "refund", "paid", "1", "10", guard.AttemptSucceeded)
+	w.create(w.intent("conflict", "paid", "1", "11"))
+	o := w.says("conflict", v1alpha1.IntentConflict, "", reasonConflict)
+	if !refusedForGood(o) {
+		t.Fatalf("it is %s", asJSON(o.Status))
+	}
+	must(t, w.drop(p, guard.Key{Namespace: w.ns, Tool: "refund", Caller: w.agent(), IntentID: "paid"}))
+	_, err := p.op.intents.Reconcile(w.ctx, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(o)})
+	must(t, err)
+	tool := &v1alpha1.AgentTool{}
+	must(t, w.get("refund", tool))
+	if got := p.op.intents.ofTool(w.ctx, tool); len(got) > 0 {
+		t.Errorf("a change of the tool looks at %v", got)
+	}
+	if v := w.poll(p, "refund", "paid"); v.Exists {
+		t.Fatalf("it was registered after it was refused: %s", asJSON(v))
+	}
+	for reason, want := range map[string]bool{reasonInvalid: false, reasonDuplicate: false, reasonExpired: true, reasonDenied: true} {
+		o := o.DeepCopy()
+		find(o.Status.Conditions, v1alpha1.ConditionStalled).Reason = reason
+		if refusedForGood(o) != want || mayRegister(o) == want {
+			t.Errorf("%s is refused for good: %t", reason, !want)
+		}
+	}
+	o.Generation++
+	if refusedForGood(o) {
+		t.Error("nobody has looked at this generation")
 	}
 }

@@ -5,6 +5,10 @@
 // never registered again when its record is gone, and deleting it changes nothing. Of two
 // objects for one intent the record knows which one is its face; the other moves nothing.
 //
+// An object that cannot be registered is tried again, the more seldom the older it is, and
+// only for a time: then it is refused for good, and collected like all that is over. So
+// nobody can fill the cluster with objects that wait for what never comes.
+//
 // Nothing asks the store about every object all the time. The worklist names the objects
 // whose records have news (see worklist_intents.go).
 
@@ -18,6 +22,7 @@ import (
 	"strings"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -36,6 +41,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
+	"github.com/holdfast-dev/holdfast/internal/access"
 	"github.com/holdfast-dev/holdfast/internal/guard"
 	"github.com/holdfast-dev/holdfast/internal/intent"
 	"github.com/holdfast-dev/holdfast/internal/policy"
@@ -46,6 +52,7 @@ const (
 	reasonToolNotServed  = "ToolNotServed"
 	reasonInvalid        = "Invalid"
 	reasonCallerNotFound = "CallerNotFound"
+	reasonMayNotInvoke   = "CallerMayNotInvoke"
 	reasonDuplicate      = "Duplicate"
 	reasonConflict       = "Conflict"
 	reasonPaidElsewhere  = "PaidUnderAnotherID"
@@ -53,13 +60,20 @@ const (
 	reasonDenied         = "Denied"
 	reasonExpired        = "Expired"
 	reasonNotSent        = "NotSent"
+	reasonRecordGone     = "RecordGone"
 )
 
 // registerers are how many intents are looked at side by side.
 const registerers = 8
 
-// refusedAgain is how soon an intent is registered again that was refused for what can pass.
-const refusedAgain = time.Minute
+const (
+	// refusedAgain is how soon an intent is registered again that was refused for what can pass.
+	refusedAgain = time.Minute
+	// seldomest is how seldom an old one is tried again.
+	seldomest = 10 * time.Minute
+	// withoutTool is how long it is tried to register an intent whose tool is not there: nothing says how long else.
+	withoutTool = 24 * time.Hour
+)
 
 // IntentReconciler registers PaymentIntents and writes their status.
 type IntentReconciler struct {
@@ -85,20 +99,33 @@ func (r *IntentReconciler) SetupWithManager(mgr ctrl.Manager) error {
 		Complete(r)
 }
 
-// unregistered are the intents that have no record yet, and may get one.
+// unregistered are the intents that have no record that is theirs.
 func unregistered(o *v1alpha1.PaymentIntent) bool { return o.Status.State == "" }
+
+// refusedForGood are those that never get one, whatever becomes of tool and store. What was invalid the
+// tool's next spec may permit; and a duplicate may become the face.
+func refusedForGood(o *v1alpha1.PaymentIntent) bool {
+	if !unregistered(o) || !isTrue(o.Status.Conditions, v1alpha1.ConditionStalled, o.Generation) {
+		return false
+	}
+	reason := find(o.Status.Conditions, v1alpha1.ConditionStalled).Reason
+	return reason != reasonDuplicate && reason != reasonInvalid
+}
+
+// mayRegister are the intents that have no record yet, and may get one.
+func mayRegister(o *v1alpha1.PaymentIntent) bool { return unregistered(o) && !refusedForGood(o) }
 
 func (r *IntentReconciler) ofTool(ctx context.Context, obj client.Object) []reconcile.Request {
 	return requests(ctx, r.Client, &v1alpha1.PaymentIntentList{}, obj.GetNamespace(), func(o client.Object) bool {
 		p, ok := o.(*v1alpha1.PaymentIntent)
-		return ok && p.Spec.ToolRef.Name == obj.GetName() && unregistered(p)
+		return ok && p.Spec.ToolRef.Name == obj.GetName() && mayRegister(p)
 	})
 }
 
 func (r *IntentReconciler) ofStore(ctx context.Context, obj client.Object) []reconcile.Request {
 	return requests(ctx, r.Client, &v1alpha1.PaymentIntentList{}, obj.GetNamespace(), func(o client.Object) bool {
 		p, ok := o.(*v1alpha1.PaymentIntent)
-		return ok && unregistered(p)
+		return ok && mayRegister(p)
 	})
 }
 
@@ -112,6 +139,36 @@ type intentFinding struct {
 	// stalled: that stays so until the spec, or its tool's, changes.
 	stalled bool
 	again   time.Duration
+	// until is when it is tried for the last time to register it; zero: there is nothing to try.
+	until time.Time
+}
+
+// later has the intent tried again, for so long after it was made, and no sooner than that from now.
+func (f *intentFinding) later(obj *v1alpha1.PaymentIntent, soonest, within time.Duration) {
+	f.until = obj.CreationTimestamp.Add(within)
+	left := time.Until(f.until)
+	if left <= 0 {
+		f.stalled, f.again = true, 0
+		return
+	}
+	f.again = min(moreSeldom(obj, soonest), left+time.Second)
+}
+
+// moreSeldom is when an object is tried again: the older it is, the later.
+func moreSeldom(obj *v1alpha1.PaymentIntent, soonest time.Duration) time.Duration {
+	return min(max(time.Since(obj.CreationTimestamp.Time)/8, soonest), max(seldomest, soonest))
+}
+
+// tried ends the message of what can pass with how long it is tried again.
+func (f *intentFinding) tried(message string) string {
+	switch until := f.until.UTC().Format(time.RFC3339); {
+	case f.until.IsZero():
+		return message
+	case f.stalled:
+		return message + " It could not be registered until " + until + ", and is not tried again: to try it anew, delete this object and make it once more."
+	default:
+		return message + " It is tried again until " + until + "."
+	}
 }
 
 // Reconcile registers the intent if that was not done, and writes the status.
@@ -120,7 +177,7 @@ func (r *IntentReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctr
 	if err := r.Client.Get(ctx, req.NamespacedName, &obj); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if !obj.DeletionTimestamp.IsZero() {
+	if !obj.DeletionTimestamp.IsZero() || refusedForGood(&obj) {
 		return ctrl.Result{}, nil
 	}
 	f, err := r.find(ctx, &obj)
@@ -148,8 +205,13 @@ func intentKey(obj *v1alpha1.PaymentIntent) (guard.Key, error) {
 
 // find asks the record, and registers the intent if there is none.
 func (r *IntentReconciler) find(ctx context.Context, obj *v1alpha1.PaymentIntent) (intentFinding, error) {
+	within := withoutTool
 	waits := func(reason, format string, args ...any) (intentFinding, error) {
-		return intentFinding{reason: reason, message: fmt.Sprintf(format, args...), again: storeAgain}, nil
+		f := intentFinding{reason: reason, message: fmt.Sprintf(format, args...), again: moreSeldom(obj, storeAgain)}
+		if unregistered(obj) {
+			f.later(obj, storeAgain, within)
+		}
+		return f, nil
 	}
 	invalid := func(format string, args ...any) (intentFinding, error) {
 		return intentFinding{reason: reasonInvalid, message: fmt.Sprintf(format, args...), stalled: true}, nil
@@ -168,14 +230,19 @@ func (r *IntentReconciler) find(ctx context.Context, obj *v1alpha1.PaymentIntent
 	}
 	engine, err := r.Engines.Get(obj.Namespace, tool.Store)
 	if err != nil {
-		return waits(reasonStoreNotKnown, "The store of the AgentTool %s is not served, so nothing can be said of the intent: see IdempotencyStore %s.", tool.Name, tool.Store)
+		// It may be registered already: so this ends with the store's outage alone.
+		return intentFinding{
+			reason: reasonStoreNotKnown, again: moreSeldom(obj, storeAgain),
+			message: fmt.Sprintf("The store of the AgentTool %s is not served, so nothing can be said of the intent: see IdempotencyStore %s.", tool.Name, tool.Store),
+		}, nil
 	}
 	key, err := intentKey(obj)
 	if err != nil {
 		return invalid("spec.intentID: %s.", sentence(err))
 	}
-	var a guard.Answer
+	f := intentFinding{asked: true}
 	if unregistered(obj) {
+		within = tool.Guard.TTL
 		id, err := tool.IdentifyStated(statedBy(obj))
 		if problem := (*intent.InvalidError)(nil); errors.As(err, &problem) {
 			return invalid("The spec cannot be registered: %s.", problem)
@@ -193,24 +260,45 @@ func (r *IntentReconciler) find(ctx context.Context, obj *v1alpha1.PaymentIntent
 			Key: key, CallerUID: string(uid), Scope: id.Scope, Lineage: id.Lineage, Amount: id.Amount, Recipient: id.Recipient, Fingerprint: id.Fingerprint,
 			IdentityHash: id.IdentityHash, AmountHash: id.AmountHash, RecipientHash: id.RecipientHash,
 		}
-		a, err = r.register(ctx, engine, obj, c, tool.GuardFor(&c))
+		// Asked here too, as the admission policy may be missing, and does not ask it of who registers for others.
+		may, err := r.mayInvoke(ctx, obj.Spec.Caller, uid, tool)
 		if err != nil {
-			return r.storeFailed(ctx, tool, err)
+			return intentFinding{}, err
 		}
-	} else if a, err = engine.Poll(ctx, key); err != nil {
-		return r.storeFailed(ctx, tool, err)
+		if !may {
+			// Of an intent that has a record nothing new is permitted by telling it.
+			a, err := engine.Poll(ctx, key)
+			if err != nil {
+				return r.storeFailed(ctx, obj, tool, err)
+			}
+			if !a.Intent.Exists {
+				return waits(reasonMayNotInvoke, "The ServiceAccount %s may not invoke the AgentTool %s: bind a Role with the verb invoke to it, such as the ClusterRole holdfast-agent.", obj.Spec.Caller, tool.Name)
+			}
+		}
+		f.answer, err = r.register(ctx, engine, obj, c, tool.GuardFor(&c))
+		if err != nil {
+			return r.storeFailed(ctx, obj, tool, err)
+		}
+		if canPass(key, f.answer) {
+			f.later(obj, refusedAgain, within)
+			if valid := obj.Spec.ValidUntil; valid != nil && f.again > 0 {
+				f.again = min(f.again, max(time.Until(valid.Time), time.Second))
+			}
+		}
+	} else if f.answer, err = engine.Poll(ctx, key); err != nil {
+		return r.storeFailed(ctx, obj, tool, err)
 	}
-	return intentFinding{answer: a, asked: true, again: againFor(obj, key, a)}, nil
+	return f, nil
 }
 
 // storeFailed is the finding where the guard could not say anything.
-func (r *IntentReconciler) storeFailed(ctx context.Context, tool *policy.Tool, err error) (intentFinding, error) {
+func (r *IntentReconciler) storeFailed(ctx context.Context, obj *v1alpha1.PaymentIntent, tool *policy.Tool, err error) (intentFinding, error) {
 	if ctx.Err() != nil || errors.Is(err, guard.ErrInvariant) {
 		return intentFinding{}, err
 	}
 	log.FromContext(ctx).Error(err, "the record of an intent cannot be asked; trying on", "store", tool.Store)
 	return intentFinding{
-		reason: reasonStoreNotKnown, again: storeAgain,
+		reason: reasonStoreNotKnown, again: moreSeldom(obj, storeAgain),
 		message: fmt.Sprintf("The IdempotencyStore %s cannot be asked, so nothing can be said of the intent.", tool.Store),
 	}, nil
 }
@@ -268,6 +356,21 @@ func (r *IntentReconciler) callerUID(ctx context.Context, caller string) (types.
 	return account.UID, nil
 }
 
+// mayInvoke asks whether the ServiceAccount may invoke the tool, as it is asked for a call.
+func (r *IntentReconciler) mayInvoke(ctx context.Context, caller string, uid types.UID, tool *policy.Tool) (bool, error) {
+	parts := strings.Split(caller, ":")
+	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User: caller, UID: string(uid), Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + parts[2], "system:authenticated"},
+		ResourceAttributes: &authorizationv1.ResourceAttributes{
+			Verb: access.Verb, Group: access.Group, Resource: access.Resource, Namespace: tool.Namespace, Name: tool.Name,
+		},
+	}}
+	if err := r.Live.Create(ctx, review); err != nil {
+		return false, fmt.Errorf("ask whether the caller may invoke the tool: %w", err)
+	}
+	return review.Status.Allowed && !review.Status.Denied, nil
+}
+
 func statedBy(obj *v1alpha1.PaymentIntent) policy.Stated {
 	s := policy.Stated{IntentID: obj.Spec.IntentID, Lineage: obj.Spec.Lineage, Recipient: obj.Spec.Recipient, Fingerprint: obj.Spec.Fingerprint}
 	for _, p := range obj.Spec.Scope {
@@ -279,19 +382,10 @@ func statedBy(obj *v1alpha1.PaymentIntent) policy.Stated {
 	return s
 }
 
-// againFor is when an intent is registered again that could not be, for what can pass; 0: never.
-func againFor(obj *v1alpha1.PaymentIntent, key guard.Key, a guard.Answer) time.Duration {
-	another := a.Intent.Key != key
-	switch {
-	case a.Verdict == guard.Deny && (a.Reason == guard.ReasonTooManyHolds || a.Reason == guard.ReasonSpendExceeded) && !a.Intent.Exists,
-		another && (a.Verdict == guard.UnknownHold || a.Verdict == guard.InFlightNow):
-	default:
-		return 0
-	}
-	if until := obj.Spec.ValidUntil; until != nil && time.Until(until.Time) < refusedAgain {
-		return max(time.Until(until.Time), time.Second)
-	}
-	return refusedAgain
+// canPass says that the intent was not registered for something that may be over later.
+func canPass(key guard.Key, a guard.Answer) bool {
+	return a.Verdict == guard.Deny && (a.Reason == guard.ReasonTooManyHolds || a.Reason == guard.ReasonSpendExceeded) && !a.Intent.Exists ||
+		a.Intent.Key != key && (a.Verdict == guard.UnknownHold || a.Verdict == guard.InFlightNow)
 }
 
 // sentence is an error's text, to go on with.
@@ -324,15 +418,23 @@ func intentStatus(obj *v1alpha1.PaymentIntent, f intentFinding) *v1alpha1.Paymen
 	v := f.answer.Intent
 	settled := find(obj.Status.Conditions, v1alpha1.ConditionSettled)
 	switch known := !unregistered(obj); {
-	case known && (!f.asked || !v.Exists || v.Key != key) && settled != nil && settled.Status == metav1.ConditionTrue,
-		known && f.asked && !v.Exists:
+	case known && (!f.asked || !v.Exists || v.Key != key) && settled != nil && settled.Status == metav1.ConditionTrue:
 		// What it came to stands, also when the record is long gone.
 		for _, c := range obj.Status.Conditions {
 			set.set(c.Type, c.Status, c.Reason, c.Message)
 		}
 		return next
+	case known && f.asked && !v.Exists:
+		// The state stays as it was last seen: with it, the object is never registered anew.
+		next.Verdict = ""
+		message := fmt.Sprintf("There is no record of it any more; it was %s when it was last seen. Look at the provider's ledger whether it was paid. "+
+			"To register it anew, delete this object and make it once more.", next.State)
+		refused(reasonRecordGone, message)
+		set.set(v1alpha1.ConditionSettled, metav1.ConditionUnknown, reasonRecordGone, message)
+		keepRefund()
+		return next
 	case !f.asked && f.stalled:
-		refused(f.reason, f.message)
+		refused(f.reason, f.tried(f.message))
 		unsettled()
 		return next
 	case !f.asked && known:
@@ -341,7 +443,7 @@ func intentStatus(obj *v1alpha1.PaymentIntent, f intentFinding) *v1alpha1.Paymen
 		keepRefund()
 		return next
 	case !f.asked:
-		admitted(metav1.ConditionFalse, f.reason, f.message)
+		admitted(metav1.ConditionFalse, f.reason, f.tried(f.message))
 		unsettled()
 		return next
 	}
@@ -368,10 +470,11 @@ func intentStatus(obj *v1alpha1.PaymentIntent, f intentFinding) *v1alpha1.Paymen
 // notRegistered says why there is no record of the intent.
 func notRegistered(obj *v1alpha1.PaymentIntent, f intentFinding, admitted func(metav1.ConditionStatus, string, string), refused func(string, string)) {
 	a := f.answer
-	say := refused
-	if f.again > 0 {
-		say = func(reason, message string) {
-			admitted(metav1.ConditionFalse, reason, message+" It is tried again every minute for as long as it is valid.")
+	say := func(reason, message string) {
+		if message = f.tried(message); f.until.IsZero() || f.stalled {
+			refused(reason, message)
+		} else {
+			admitted(metav1.ConditionFalse, reason, message)
 		}
 	}
 	switch {
@@ -482,11 +585,13 @@ func joinReasons(reasons []guard.Reason) string {
 // tell makes an event of what is new.
 func (r *IntentReconciler) tell(obj *v1alpha1.PaymentIntent, was, now *v1alpha1.PaymentIntentStatus) {
 	c, old := find(now.Conditions, v1alpha1.ConditionAdmitted), find(was.Conditions, v1alpha1.ConditionAdmitted)
-	if c == nil || was.State == now.State && old != nil && old.Reason == c.Reason || c.Status == metav1.ConditionUnknown {
+	stalls := find(now.Conditions, v1alpha1.ConditionStalled) != nil
+	same := was.State == now.State && old != nil && c != nil && old.Reason == c.Reason && stalls == (find(was.Conditions, v1alpha1.ConditionStalled) != nil)
+	if c == nil || same || c.Status == metav1.ConditionUnknown {
 		return
 	}
 	kind := corev1.EventTypeNormal
-	if find(now.Conditions, v1alpha1.ConditionStalled) != nil {
+	if stalls {
 		kind = corev1.EventTypeWarning
 	}
 	r.Events.Eventf(obj, nil, kind, c.Reason, "Register", "%s", clip(c.Message, maxNote))

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -78,6 +80,16 @@ func TestWhoRegisters(t *testing.T) {
 	grantOn(t, "paymentintents", mallory, "create", "get", "patch", "update")
 	grantOn(t, "paymentintents/status", mallory, "patch", "update")
 	grantOn(t, "paymentintents", flux, "create", "register-for")
+	own := func(user string, changes ...change) *unstructured.Unstructured {
+		o := validIntent("who")
+		for _, c := range append(changes, set("spec.caller", user)) {
+			c(o.Object)
+		}
+		return o
+	}
+	const one, two = "system:serviceaccount:support:one", "system:serviceaccount:support:two"
+	grantOn(t, "paymentintents", one, "create")
+	grantOn(t, "agenttools", one, "invoke")
 	for _, tc := range []struct{ name, user, want string }{
 		{"the caller itself", agent, ""},
 		{"another caller", mallory, `may not register an intent for "system:serviceaccount:support:agent"`},
@@ -89,6 +101,29 @@ func TestWhoRegisters(t *testing.T) {
 			check(t, as(tc.user).Create(t.Context(), validIntent("who"), client.DryRunAll), tc.want)
 		})
 	}
+	// For itself it must be allowed to invoke that tool. Of others' callers the operator asks it.
+	const mayNot = `may not invoke the tool "issue-refund", so it registers no intent for it: that takes the verb invoke on agenttools in namespace "support", such as a RoleBinding to the ClusterRole holdfast-agent gives`
+	check(t, as(mallory).Create(t.Context(), own(mallory), client.DryRunAll), `user "`+mallory+`" `+mayNot)
+	check(t, as(one).Create(t.Context(), own(one), client.DryRunAll), "")
+	check(t, as(flux).Create(t.Context(), own(mallory), client.DryRunAll), "")
+	grantOn(t, "paymentintents", two, "create")
+	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "invokes-one-tool"}, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{"guardrails.holdfast.dev"}, Resources: []string{"agenttools"}, ResourceNames: []string{"issue-refund"}, Verbs: []string{"invoke"}},
+	}}
+	binding := &rbacv1.RoleBinding{
+		ObjectMeta: role.ObjectMeta, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: two}},
+	}
+	for _, o := range []client.Object{role, binding} {
+		if err := admin.Create(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { mustDelete(t, o) })
+	}
+	if err := poll(t.Context(), func() error { return as(two).Create(t.Context(), own(two), client.DryRunAll) }); err != nil {
+		t.Errorf("who may invoke that tool alone: %v", err)
+	}
+	check(t, as(two).Create(t.Context(), own(two, set("spec.toolRef.name", "other")), client.DryRunAll), `may not invoke the tool "other"`)
 	o := validIntent("status")
 	if err := as(agent).Create(t.Context(), o); err != nil {
 		t.Fatal(err)
