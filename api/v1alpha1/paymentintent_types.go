@@ -16,7 +16,7 @@ type PaymentIntentSpec struct {
 	ToolRef ToolReference `json:"toolRef,omitzero"`
 
 	// caller is the user name of the ServiceAccount that will call, such as system:serviceaccount:support:agent. The ServiceAccount must exist.
-	// Whoever makes the object must be this caller, or have the verb register-for.
+	// It must be allowed to invoke the tool. Whoever makes the object must be this caller, or have the verb register-for.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=512
@@ -123,11 +123,12 @@ type PaymentIntentStatus struct {
 	// +kubebuilder:validation:Minimum=0
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
-	// verdict is what a call of the intent would be told now. Absent before the intent was registered.
+	// verdict is what a call of the intent would be told now. Absent before the intent was registered, and once its record is gone.
 	// +optional
 	Verdict IntentVerdict `json:"verdict,omitempty"`
 
 	// state is where the record stands. Absent while there is none: before the intent was registered, and where it was refused.
+	// Once the record is gone it is the state in which it was last seen.
 	// +optional
 	State IntentState `json:"state,omitempty"`
 

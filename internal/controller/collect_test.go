@@ -146,6 +146,13 @@ func TestWhatIsNotCollected(t *testing.T) {
 	if !exists() {
 		t.Error("it was collected while a store of its namespace is away")
 	}
+	// Also if it went away while the round was under way.
+	fresh := &v1alpha1.PaymentHold{}
+	must(t, w.get(name, fresh))
+	must(t, c.delete(w.ctx, flowcontrol.NewFakeAlwaysRateLimiter(), fresh))
+	if err := w.get(name, fresh); err != nil {
+		t.Errorf("it was collected in a round that began before a store of its namespace went: %v", err)
+	}
 	must(t, admin.Delete(w.ctx, &v1alpha1.IdempotencyStore{ObjectMeta: w.meta("away")}))
 	// The object that was listed is not the one that is there now.
 	stale := &v1alpha1.PaymentHold{}

@@ -2,6 +2,8 @@ package controller
 
 import (
 	"fmt"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -110,5 +112,29 @@ func TestAnExplanationIsBounded(t *testing.T) {
 	}
 	if strings.ContainsAny(explained(got.Status.Explanation), "\t") || strings.Contains(got.Status.Summary.Overlaps, "\n") {
 		t.Error("what the agent wrote breaks the lines")
+	}
+}
+
+// A person on call reads what every reason means, in the hold and on the page.
+func TestEachReasonHasItsSentence(t *testing.T) {
+	source, err := os.ReadFile("../../api/v1alpha1/paymenthold_types.go")
+	must(t, err)
+	page, err := os.ReadFile("../../docs/holds-on-call.md")
+	must(t, err)
+	enum := regexp.MustCompile(`Enum=(ScopeOverlap;[A-Za-z;]+)`).FindSubmatch(source)
+	if enum == nil {
+		t.Fatal("the list of reasons was not found")
+	}
+	reasons := strings.Split(string(enum[1]), ";")
+	for _, r := range reasons {
+		if !strings.HasPrefix(because[v1alpha1.HoldReason(r)], r+": ") {
+			t.Errorf("no hold says what %s means", r)
+		}
+		if !strings.Contains(string(page), "| `"+r+"` |") {
+			t.Errorf("holds-on-call.md does not say what %s means", r)
+		}
+	}
+	if len(because) != len(reasons) {
+		t.Errorf("%d reasons have a sentence, and there are %d", len(because), len(reasons))
 	}
 }

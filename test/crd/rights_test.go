@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -248,5 +249,24 @@ paymentholds.guardrails.holdfast.dev: get list patch resolve update watch
 	}
 	if len(want) > 0 {
 		t.Errorf("not found: %v", want)
+	}
+}
+
+// A binding's role cannot be changed: applying a version whose binding has another role fails over the one before,
+// unless it is another binding.
+func TestABindingIsNamedForItsRole(t *testing.T) {
+	found := 0
+	for _, o := range rendered {
+		if o.GetKind() != "ClusterRoleBinding" {
+			continue
+		}
+		found++
+		role, _, err := unstructured.NestedString(o.Object, "roleRef", "name")
+		if err != nil || role != o.GetName() {
+			t.Errorf("the ClusterRoleBinding %s is of the role %q (%v)", o.GetName(), role, err)
+		}
+	}
+	if found < 2 {
+		t.Fatalf("only %d were found", found)
 	}
 }

@@ -15,7 +15,7 @@ type PaymentIntentSpecApplyConfiguration struct {
 	// toolRef names the AgentTool that will be called.
 	ToolRef *ToolReferenceApplyConfiguration `json:"toolRef,omitempty"`
 	// caller is the user name of the ServiceAccount that will call, such as system:serviceaccount:support:agent. The ServiceAccount must exist.
-	// Whoever makes the object must be this caller, or have the verb register-for.
+	// It must be allowed to invoke the tool. Whoever makes the object must be this caller, or have the verb register-for.
 	Caller *string `json:"caller,omitempty"`
 	// intentID is the name under which the intent will be called. The first call under it must be for the same scope, amount and recipient.
 	IntentID *string `json:"intentID,omitempty"`

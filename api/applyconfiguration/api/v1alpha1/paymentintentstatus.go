@@ -14,9 +14,10 @@ import (
 type PaymentIntentStatusApplyConfiguration struct {
 	// observedGeneration is the generation of the spec that this status speaks of.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
-	// verdict is what a call of the intent would be told now. Absent before the intent was registered.
+	// verdict is what a call of the intent would be told now. Absent before the intent was registered, and once its record is gone.
 	Verdict *apiv1alpha1.IntentVerdict `json:"verdict,omitempty"`
 	// state is where the record stands. Absent while there is none: before the intent was registered, and where it was refused.
+	// Once the record is gone it is the state in which it was last seen.
 	State *apiv1alpha1.IntentState `json:"state,omitempty"`
 	// hold is the name of the PaymentHold of the intent, the newest one.
 	Hold *string `json:"hold,omitempty"`
