@@ -80,6 +80,8 @@ type madeUp struct {
 	mu    sync.Mutex
 	next  map[string][]said
 	asked map[string]int
+	// settling is called for each settlement.
+	settling func()
 }
 
 func (m *madeUp) count(what string) int {
@@ -99,6 +101,9 @@ func (m *madeUp) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	what := filepath.Base(r.URL.Path)
 	m.mu.Lock()
 	m.asked[what]++
+	if what == "settle" && m.settling != nil {
+		m.settling()
+	}
 	// An answer for one intent alone comes first.
 	list := filepath.Base(filepath.Dir(r.URL.Path)) + "/" + what
 	if m.next[list] == nil {
@@ -334,7 +339,15 @@ func TestRecoverKeepsNobodyBack(t *testing.T) {
 	if err := do("c", 50*time.Millisecond); err == nil {
 		t.Fatal("c was paid at once")
 	}
-	began := time.Now()
+	began, claims := time.Now(), m.count("claim")
+	m.mu.Lock()
+	m.settling = func() {
+		// What has run is told before anything is claimed.
+		if got := m.asked["claim"]; paid.Load() == 1 && got != claims {
+			t.Errorf("%d claims came first", got-claims)
+		}
+	}
+	m.mu.Unlock()
 	err := m.Recover(within(t, 5*time.Second), pay(paid))
 	if err == nil || !strings.Contains(err.Error(), "intent a of tool") || strings.Contains(err.Error(), "intent b") || strings.Contains(err.Error(), "intent c") {
 		t.Errorf("after %s: %v", time.Since(began), err)
