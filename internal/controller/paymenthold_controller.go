@@ -248,10 +248,46 @@ func (r *HoldReconciler) find(ctx context.Context, obj *v1alpha1.PaymentHold, di
 			return f, err
 		}
 	}
+	if f.view.Overdue && obj.Spec.Resolution == nil {
+		if err := r.expire(ctx, engine, obj, id, &f); err != nil {
+			return f, err
+		}
+	}
 	if f.view.State == guard.HoldWaiting && f.again == 0 {
 		f.again = max(time.Until(f.view.WaitingUntil), time.Second)
 	}
+	open := f.view.State == guard.HoldHeld || f.view.State == guard.HoldWaiting
+	if until := f.view.Until; open && !until.IsZero() {
+		// The store's clock says when it is over; this one says when to ask it.
+		left := max(time.Until(until), time.Second)
+		if f.again == 0 || left < f.again {
+			f.again = left
+		}
+	}
 	return f, nil
+}
+
+// expire ends a hold about which nobody has decided in time. It is the only one to do so:
+// here alone it can be known that no resolution waits. The record has said that the time is
+// over before the object is looked at, so what was decided in time is seen; a resolution
+// that is there, also one that is not taken, keeps the hold.
+func (r *HoldReconciler) expire(ctx context.Context, engine *guard.Engine, obj *v1alpha1.PaymentHold, id guard.HoldID, f *finding) error {
+	var now v1alpha1.PaymentHold
+	if err := r.Live.Get(ctx, client.ObjectKeyFromObject(obj), &now); err != nil {
+		if apierrors.IsNotFound(err) {
+			return nil // the worklist makes it again
+		}
+		return fmt.Errorf("look whether anybody has decided: %w", err)
+	}
+	if now.Spec.Resolution != nil || now.UID != obj.UID || !now.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	view, err := engine.Undecided(ctx, id)
+	if err != nil {
+		return fmt.Errorf("end the hold: %w", err)
+	}
+	f.view = view
+	return nil
 }
 
 var (

@@ -208,6 +208,7 @@ func (g *Gateway) resend(ctx context.Context, engine *guard.Engine, tool *policy
 			return nil // the next sweep asks again
 		}
 	}
+	m.SettleAfter = max(m.SettleAfter, tool.Guard.SettleAfter)
 	ticket, err := engine.BeginResume(ctx, m, tool.Resume.Window)
 	if err != nil || ticket == nil {
 		return err

@@ -575,7 +575,7 @@ func (e *Engine) holdCall(ctx context.Context, cur **record, next *record, p Pol
 	next.charge(p)
 	nonce := e.o.Nonce()
 	if !remembered {
-		e.presume(next, h, nonce, now)
+		e.presume(next, h, now)
 	}
 	next.hold(h, nonce, now)
 	// What was sent can always be held. A first call after a loss counts as one that was

@@ -424,7 +424,12 @@ func (e *Engine) Hold(ctx context.Context, id HoldID) (HoldView, error) {
 	if r, err = e.advance(ctx, r, now); err != nil {
 		return HoldView{}, err
 	}
-	return e.holdOf(r, id), nil
+	v := e.holdOf(r, id)
+	if e.isCurrent(r, id) {
+		v.Until = r.holdOver(e.o)
+		v.Overdue = e.isOverdue(r, now)
+	}
+	return v, nil
 }
 
 // Holds returns a page of the intents that are held, each with its current hold.

@@ -440,6 +440,10 @@ type HoldView struct {
 	Matches      []Match
 	MatchCount   int
 	WaitingUntil time.Time
+	// Until is when nobody is waited for any more, and Overdue says that it is over and the
+	// hold still stands (see Undecided; from Hold alone). Zero: a person is waited for.
+	Until   time.Time
+	Overdue bool
 	// Cause says why the hold stands anew, where it does, or which limit it would exceed.
 	Cause string
 	// Effect says what came of it, in a sentence.

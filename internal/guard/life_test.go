@@ -275,7 +275,7 @@ func TestEveryStepIsReachedByRealCalls(t *testing.T) {
 			s.take(c, Reject)
 			s.wantHeld(s.admitUnder(other, p), ScopeOverlap)
 			s.pass(time.Hour)
-			s.sweep()
+			s.expire(other)
 			s.inState(other, Rejected)
 			s.mu.Lock()
 			defer s.mu.Unlock()

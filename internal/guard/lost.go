@@ -53,13 +53,16 @@ const causeLost = "the store lost its memory"
 
 // presume has the record count as one that may have been sent, since that may be what is
 // missing, and says so in its next hold.
-func (e *Engine) presume(r *record, h *hold, nonce string, now time.Time) {
+//
+// Its nonce is its own: that of the write is the hold's, which is shown, and a nonce is the
+// right to settle.
+func (e *Engine) presume(r *record, h *hold, now time.Time) {
 	at := e.o.LostAt
 	if at.IsZero() {
 		at = now
 	}
 	r.Attempts = append(r.Attempts, attempt{
-		Number: len(r.Attempts) + 1, Generation: r.Generation, Nonce: nonce, Outcome: AttemptUnknown, Lost: true,
+		Number: len(r.Attempts) + 1, Generation: r.Generation, Nonce: e.o.Nonce(), Outcome: AttemptUnknown, Lost: true,
 		Started: at, LeaseEnd: at, Ended: at, Detail: "the memory of the store was lost: it is not known whether this attempt was made",
 	})
 	// What a release had covered was counted by the memory that is gone.
@@ -91,7 +94,7 @@ func (e *Engine) afterLoss(r *record, p *pending) bool {
 		p.to.Current.End, p.to.Current.EndedAt = HoldVoid, p.now
 		p.to.Current.Effect = "The store lost its memory. The hold stands anew."
 	}
-	e.presume(p.to, h, p.nonce, p.now)
+	e.presume(p.to, h, p.now)
 	p.to.hold(h, p.nonce, p.now)
 	return true
 }
@@ -202,7 +205,7 @@ func (e *Engine) imported(h ImportedHold, nonce string, now time.Time) *record {
 	r.ProviderKey = providerKey(e.id.KeyDomain, h.Key, 1)
 	r.charge(h.Policy)
 	held := &hold{Reasons: slices.Clone(h.Reasons)}
-	e.presume(r, held, nonce, now)
+	e.presume(r, held, now)
 	r.hold(held, nonce, now)
 	return r
 }

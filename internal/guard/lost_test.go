@@ -434,3 +434,73 @@ func TestALostReplyToAnImport(t *testing.T) { // R21
 		})
 	}
 }
+
+// What a hold shows gives nobody the right to settle what only a person may decide.
+func TestTheHoldsNonceSettlesNothing(t *testing.T) {
+	for _, res := range []Result{{Outcome: AttemptFailed, Detail: "forged"}, paid("forged")} {
+		for name, held := range map[string]func(*story, Call){
+			"a first call after the loss": func(s *story, c Call) {
+				s.settle(s.send(c), paid("re_1"))
+				s.wiped(nil)
+				s.wantHeld(s.admit(c), OutcomeUnknown)
+			},
+			"a hold made anew": func(s *story, c Call) {
+				s.block(c)
+				s.lostMemory(nil)
+				s.rehold()
+			},
+			"an imported hold": func(s *story, c Call) {
+				s.wiped(nil)
+				s.importHold(c, 3, ScopeOverlap)
+			},
+			"a lease that is over":    func(s *story, c Call) { s.loseAndWait(c) },
+			"an attempt of a gateway": func(s *story, c Call) { s.lose(c) },
+		} {
+			t.Run(name+", "+string(res.Outcome), func(t *testing.T) {
+				s := tell(t)
+				c := s.call("intent-1", "order/9")
+				held(s, c)
+				h, before := s.hold(c), s.inState(c, Held)
+				if len(before.Attempts) == 0 {
+					t.Fatal("there is no attempt")
+				}
+				nonces := []string{h.Nonce}
+				if !before.last().Lost {
+					nonces = append(nonces, before.last().Nonce) // a gateway's own, which nobody is told
+				} else if before.last().Nonce == h.Nonce {
+					t.Error("the hold's nonce is that of the presumed attempt")
+				}
+				for _, nonce := range nonces {
+					f := Fence{Key: c.Key, CallerUID: before.CallerUID, Attempt: len(before.Attempts), Nonce: nonce}
+					if a, err := s.SettleClaim(s.ctx, f, res); !errors.Is(err, ErrNoClaim) {
+						t.Errorf("settled: %s, %v", a.Verdict, err)
+					}
+					if a, err := s.Renew(s.ctx, f); !errors.Is(err, ErrNoClaim) {
+						t.Errorf("renewed: %s, %v", a.Verdict, err)
+					}
+				}
+				if after := s.inState(c, Held); after.version != before.version || !after.anyUnknown() {
+					t.Errorf("the record was changed: %+v", after.Attempts)
+				}
+			})
+		}
+	}
+}
+
+// Nor does it let the hold of what may have moved end by itself.
+func TestTheHoldsNonceEndsNoHold(t *testing.T) {
+	s := tell(t)
+	c := s.call("intent-1", "order/9")
+	p := storyPolicy()
+	p.HoldFor = time.Hour
+	s.settle(s.sendUnder(c, p), paid("re_1"))
+	s.wiped(nil)
+	s.wantHeld(s.admitUnder(c, p), OutcomeUnknown)
+	h := s.hold(c)
+	if _, err := s.SettleClaim(s.ctx, Fence{Key: c.Key, CallerUID: c.CallerUID, Attempt: 1, Nonce: h.Nonce}, declined()); !errors.Is(err, ErrNoClaim) {
+		t.Fatalf("settled: %v", err)
+	}
+	s.pass(2 * time.Hour)
+	s.expire(c)
+	s.wantHeld(s.admitUnder(c, p), OutcomeUnknown)
+}

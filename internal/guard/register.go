@@ -171,6 +171,15 @@ func (e *Engine) registerKnown(ctx context.Context, cur **record, c Call, g Regi
 	if r.State == Tombstone {
 		return e.settledLongAgo(r, g.Face, faceless, now), false, nil
 	}
+	if late := (&record{body: body{Registration: &g}}).overdue(now); had == nil && late {
+		// What is not known as registered would be bound by a time that is over. What it has
+		// come to is told all the same.
+		a, _ := e.answer(r, now)
+		if !r.State.Settled() {
+			a = Answer{Verdict: Deny, Reason: ReasonExpired, Intent: a.Intent}
+		}
+		return a, false, nil
+	}
 	if had == nil || g.Face != "" && faceless {
 		next := r.clone()
 		if had == nil {

@@ -553,3 +553,32 @@ func TestARegistrationLongAfterTheEnd(t *testing.T) {
 		})
 	}
 }
+
+// A registration that comes after its own time binds nothing that is there without it.
+func TestARegistrationThatIsOverIsNotAttached(t *testing.T) {
+	s := tell(t)
+	over := Registration{ValidUntil: s.time.store().Add(-time.Hour), Face: "pi-1"}
+	c := s.call("intent-1", "order/9")
+	tk := s.send(c)
+	check := func(a Answer, v Verdict, reason Reason) {
+		t.Helper()
+		s.want(a, v, reason)
+		if s.record(c.Key).Registration != nil {
+			t.Fatal("it is attached")
+		}
+	}
+	check(s.register(stated(c), over, "", storyPolicy()), Deny, ReasonExpired)
+	s.settle(tk, lost())
+	check(s.register(stated(c), over, "", storyPolicy()), Deny, ReasonExpired)
+	s.pass(storyWait)
+	s.sweep()
+	s.take(c, Release) // it was not bound by that time
+	check(s.register(stated(c), over, "", storyPolicy()), Deny, ReasonExpired)
+	s.settle(s.send(c), paid("re_1"))
+	check(s.register(stated(c), over, "", storyPolicy()), Replay, "")
+	// One that is good is attached all the same.
+	s.register(stated(c), Registration{Face: "pi-1"}, "", storyPolicy())
+	if s.record(c.Key).Registration == nil {
+		t.Fatal("it is not attached")
+	}
+}

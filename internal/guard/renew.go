@@ -41,12 +41,16 @@ func (e *Engine) HandOver(t *Ticket) { e.written(t) }
 // RunFor is the time that is left to run the attempt: what follows is for its settlement.
 func (t *Ticket) RunFor() time.Duration { return t.Left() - t.settling }
 
-// find gives the attempt that a fence names.
+// find gives the attempt that a fence names. Only what was claimed is anybody's to renew or
+// to settle: all else is a gateway's, or a person's to decide about.
 func (r *record) find(f Fence) *attempt {
 	if r == nil || r.CallerUID != f.CallerUID || f.Nonce == "" {
 		return nil
 	}
-	return r.attemptWith(f.Attempt, f.Nonce)
+	if a := r.attemptWith(f.Attempt, f.Nonce); a != nil && a.Claim != "" {
+		return a
+	}
+	return nil
 }
 
 // ticketOf is the ticket of an attempt that was claimed before.
@@ -133,7 +137,12 @@ func (e *Engine) extend(ctx context.Context, r *record, start Reading, now time.
 
 // reclaim answers a claim that was made already and whose answer was lost: under its own
 // token, which names one claim, and with a lease that begins anew. other: look once more.
+// After what was registered is no longer valid nothing is given: it may not have begun yet.
 func (e *Engine) reclaim(ctx context.Context, r *record, start Reading, now time.Time) (a Answer, other *record, err error) {
+	if r.overdue(now) && e.o.mutation != expiredPass {
+		a, _ = e.answer(r, now)
+		return a, nil, nil
+	}
 	if a, other, err = e.extend(ctx, r, start, now); err == nil && other == nil && a.Ticket == nil {
 		// Nobody runs it any longer than its lease, and this caller would not know how long that is.
 		a, _ = e.answer(r, now)

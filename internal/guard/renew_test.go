@@ -177,9 +177,36 @@ func TestARenewalComesToAnEnd(t *testing.T) {
 	// What it has is left to it.
 	s.want(s.settleClaim(f, paid("re_1")), Allow, "")
 
-	// What is sent by a gateway is renewed by nobody.
+	// What is sent by a gateway is renewed and settled by nobody else.
 	d := s.call("intent-2", "order/10")
-	s.want(s.renewThrough(s.Engine, s.send(d).Fence()), Deny, ReasonRenewedEnough)
+	f = s.send(d).Fence()
+	if a, err := s.Renew(s.ctx, f); !errors.Is(err, ErrNoClaim) {
+		t.Fatalf("renewed: %s, %v", a.Verdict, err)
+	}
+	if a, err := s.SettleClaim(s.ctx, f, paid("re_2")); !errors.Is(err, ErrNoClaim) {
+		t.Fatalf("settled: %s, %v", a.Verdict, err)
+	}
+	s.inState(d, InFlight)
+}
+
+// After the time in which it may be sent, an attempt is not given again: it may not have begun.
+func TestAClaimIsNotGivenAgainAfterItsTime(t *testing.T) {
+	s := tell(t)
+	c := s.call("intent-1", "order/9").claim("token-1")
+	s.register(stated(c), Registration{ValidUntil: s.time.store().Add(5 * time.Second)}, "", localPolicy())
+	f := s.claimed(c)
+	s.pass(4 * time.Second)
+	a := s.admitUnder(c, localPolicy())
+	s.want(a, Allow, "")
+	s.HandOver(a.Ticket)
+	s.pass(time.Second)
+	before := s.record(c.Key)
+	a = s.admitUnder(c, localPolicy())
+	s.want(a, InFlightNow, ReasonInFlight)
+	if a.Ticket != nil || s.record(c.Key).version != before.version {
+		t.Fatalf("given again: %+v", s.record(c.Key).last())
+	}
+	s.want(s.settleClaim(f, paid("re_1")), Allow, "")
 }
 
 // The answer to a claim is lost: under its token the same attempt is given again.

@@ -7,7 +7,8 @@
 // was registered is valid, and only while lease, grace and settleAfter of the new attempt end within the time for which the
 // provider knows the key. That time runs from the first attempt under the key, by the
 // store's clock and by the processes' own: whichever says more counts. Each is a Reserve
-// and an attempt of the intent's budget. It begins once the attempt before it can send
+// and an attempt of the intent's budget. It follows an attempt that has just ended, and never
+// a person's decision. It begins once the attempt before it can send
 // nothing any more. A definite refusal of a key that may have been paid is no failure: the
 // join stays unknown, and nothing is sent any more.
 
@@ -45,6 +46,8 @@ type Resumption struct {
 	ProviderKey string
 	// Upstream is where the attempts went.
 	Upstream string
+	// SettleAfter is the policy's at the call. Whoever sends it again and knows a longer one now sets that.
+	SettleAfter time.Duration
 	// Sealed is the request as the call's Keep made it, with what it is bound to.
 	Sealed, Bound []byte
 
@@ -143,11 +146,11 @@ func (e *Engine) underKey(r *record, now time.Time) time.Duration {
 
 // resumeTooLate says why nothing may be sent any more: it is no longer valid, or could not be relied
 // upon to be recognised; "": it may.
-func (e *Engine) resumeTooLate(r *record, window time.Duration, now time.Time) string {
+func (e *Engine) resumeTooLate(r *record, window, settleAfter time.Duration, now time.Time) string {
 	if r.overdue(e.noEarlier(now)) && e.o.mutation != expiredPass {
 		return causeNotValid + r.Registration.ValidUntil.UTC().Format(time.RFC3339)
 	}
-	need := e.lease(r.Policy) + e.grace() + r.Policy.SettleAfter
+	need := e.lease(r.Policy) + e.grace() + max(settleAfter, r.Policy.SettleAfter)
 	if age := e.underKey(r, now); age+need >= window && e.o.mutation != resumeAnyAge {
 		return fmt.Sprintf("the provider knows the key for %s, and %s of that are over: a send now, with the %s that it may take, would come too late",
 			window, age.Round(time.Second), need)
@@ -160,7 +163,8 @@ func (e *Engine) planResume(p pending) {
 	r := p.to
 	if r.State != Held {
 		r.ResumeAt, r.ResumesOver = time.Time{}, ""
-		if r.State.Settled() || r.State == Retryable {
+		// What a person has decided about is sent by a call alone.
+		if r.State.Settled() || r.State == Retryable || r.State == Released && e.o.mutation != resumeReleased {
 			r.Kept, r.NotKept = nil, ""
 		}
 		return
@@ -173,10 +177,16 @@ func (e *Engine) planResume(p pending) {
 		return // it is over, or never was
 	}
 	why := ""
-	if !e.remembers(p.from) {
+	switch {
+	case !e.remembers(p.from):
 		why = "the store lost its memory"
-	} else {
+	case p.from.State == Released && e.o.mutation != resumeReleased:
+		why = "a person has released it since it was sent"
+	default:
 		why = e.neverResumed(r)
+	}
+	if why == "" && !anew && p.from.State != InFlight && e.o.mutation != resumeReleased {
+		why = "no attempt of it has just ended"
 	}
 	if why != "" {
 		e.resumesOver(r, why, p.now)
@@ -222,7 +232,7 @@ func (e *Engine) resumeExpired(r *record, now time.Time) *pending {
 	if r.State != Held || r.ResumeAt.IsZero() || e.jumped() != nil {
 		return nil
 	}
-	why := e.resumeTooLate(r, r.Policy.Resume.Window, now)
+	why := e.resumeTooLate(r, r.Policy.Resume.Window, 0, now)
 	if why == "" {
 		return nil
 	}
@@ -263,7 +273,7 @@ func (e *Engine) NextResume(ctx context.Context, k Key) (*Resumption, error) {
 		return nil, err
 	}
 	return &Resumption{
-		Key: k, ProviderKey: r.ProviderKey, Upstream: r.Policy.Resume.Upstream, Sealed: r.Kept, Bound: r.boundTo(), rec: r,
+		Key: k, ProviderKey: r.ProviderKey, Upstream: r.Policy.Resume.Upstream, SettleAfter: r.Policy.SettleAfter, Sealed: r.Kept, Bound: r.boundTo(), rec: r,
 	}, nil
 }
 
@@ -288,10 +298,10 @@ func (e *Engine) BeginResume(ctx context.Context, m *Resumption, window time.Dur
 	if !e.resumeDue(r, now) {
 		return nil, nil
 	}
-	if why := e.resumeTooLate(r, min(window, r.Policy.Resume.Window), now); why != "" {
+	if why := e.resumeTooLate(r, min(window, r.Policy.Resume.Window), m.SettleAfter, now); why != "" {
 		return nil, e.EndResumes(ctx, m, why)
 	}
-	next := e.resumed(r, now)
+	next := e.resumed(r, m.SettleAfter, now)
 	probes, kinds := next.probes(false)
 	w, err := e.write(pending{from: r, to: next, on: onResume, now: now, nonce: next.last().Nonce})
 	if err != nil {
@@ -345,7 +355,7 @@ func (e *Engine) BeginResume(ctx context.Context, m *Resumption, window time.Dur
 }
 
 // resumed is the record as it will be in flight with the same request again.
-func (e *Engine) resumed(cur *record, now time.Time) *record {
+func (e *Engine) resumed(cur *record, settleAfter time.Duration, now time.Time) *record {
 	next := cur.clone()
 	h := next.Current
 	h.End, h.EndedAt = HoldVoid, now
@@ -355,7 +365,7 @@ func (e *Engine) resumed(cur *record, now time.Time) *record {
 	next.Attempts = append(next.Attempts, attempt{
 		Number: len(next.Attempts) + 1, Generation: next.Generation, Nonce: e.o.Nonce(), Resumed: true,
 		Started: now, Wall: e.o.Clock.Now().Wall.Round(0).UTC(),
-		LeaseEnd: now.Add(lease), Lease: lease, Grace: e.grace(), SettleAfter: next.Policy.SettleAfter,
+		LeaseEnd: now.Add(lease), Lease: lease, Grace: e.grace(), SettleAfter: max(settleAfter, next.Policy.SettleAfter),
 	})
 	return next
 }

@@ -587,3 +587,97 @@ func TestTheOwnClockCountsToo(t *testing.T) {
 		}
 	}
 }
+
+// A person's decision is followed by a call or by nothing: what was kept goes with it.
+func TestAReleaseThatNobodyUsedIsNotSentAgain(t *testing.T) {
+	s := tell(t)
+	c := s.call("intent-1", "order/9")
+	s.loseResumed(c, func(p *Policy) { p.Resume = &ResumePolicy{Upstream: "upstream-1", Window: 7 * 24 * time.Hour} })
+	s.sweep()
+	s.pass(gone)
+	if err := s.EndResumes(s.ctx, s.dueResume(c), "the tool's credential is another one"); err != nil {
+		t.Fatal(err)
+	}
+	s.pass(storyWait)
+	s.sweep()
+	s.take(c, Release)
+	if r := s.inState(c, Released); len(r.Kept) > 0 {
+		t.Fatal("the request is kept though a person has decided")
+	}
+	s.pass(24*time.Hour + time.Minute)
+	s.sweep()
+	s.wantHeld(s.admit(c), OutcomeUnknown)
+	if r := s.inState(c, Held); !r.ResumeAt.IsZero() || !strings.Contains(r.ResumesOver, "a person has released it") {
+		t.Fatalf("sent again at %s; over: %q", r.ResumeAt, r.ResumesOver)
+	}
+	s.pass(time.Minute)
+	s.sweep()
+	s.pass(time.Minute)
+	if s.dueResume(c) != nil {
+		t.Fatal("it is due to be sent again, and nobody has called")
+	}
+	// The call that a person lets through is kept like any other.
+	s.take(c, Release)
+	s.settle(s.sendUnder(c.keptAs("request of intent-1"), resumedPolicy()), lost())
+	if r := s.inState(c, Held); r.ResumeAt.IsZero() {
+		t.Fatalf("what a released call has sent is not sent again: %q", r.ResumesOver)
+	}
+}
+
+// Nor is it sent after it could no longer be sent.
+func TestAReleaseThatWasNotUsedInTimeIsNotSentAgain(t *testing.T) {
+	s := tell(t)
+	c := s.call("intent-1", "order/9")
+	p := resumedPolicy(func(p *Policy) { p.Resume = &ResumePolicy{Upstream: "upstream-1", Window: 7 * 24 * time.Hour} })
+	s.register(stated(c), Registration{ValidUntil: s.time.store().Add(10 * time.Minute)}, "", p)
+	s.want(s.settle(s.sendUnder(c.keptAs("request of intent-1"), p), lost()), UnknownHold, OutcomeUnknown)
+	s.sweep()
+	s.pass(gone)
+	if err := s.EndResumes(s.ctx, s.dueResume(c), "the tool's credential is another one"); err != nil {
+		t.Fatal(err)
+	}
+	s.pass(storyWait)
+	s.sweep()
+	s.take(c, Release)
+	s.pass(time.Hour)
+	s.sweep()
+	if r := s.inState(c, Held); !strings.HasPrefix(r.Current.Cause, causeNotValid) || !r.ResumeAt.IsZero() {
+		t.Fatalf("cause %q, sent again at %s", r.Current.Cause, r.ResumeAt)
+	}
+	s.pass(time.Minute)
+	s.sweep()
+	s.pass(time.Minute)
+	if s.dueResume(c) != nil {
+		t.Fatal("it is due to be sent again after what was registered was valid")
+	}
+}
+
+// A settleAfter that has become longer counts for what is sent again.
+func TestTheLongerSettleAfterCounts(t *testing.T) {
+	s := tell(t)
+	late := s.call("intent-1", "order/9")
+	s.loseResumed(late)
+	s.sweep()
+	s.pass(gone)
+	m := s.dueResume(late)
+	m.SettleAfter = storyKnown
+	if ticket, err := s.BeginResume(s.ctx, m, storyKnown); err != nil || ticket != nil {
+		t.Fatalf("sent again: %v %v", ticket, err)
+	}
+	s.neverAgain(late, "would come too late")
+
+	c := s.call("intent-2", "order/10")
+	s.loseResumed(c)
+	s.sweep()
+	s.pass(gone)
+	m = s.dueResume(c)
+	m.SettleAfter += time.Minute
+	ticket, err := s.BeginResume(s.ctx, m, storyKnown)
+	if err != nil || ticket == nil {
+		t.Fatalf("not sent again: %v %v", ticket, err)
+	}
+	if a := s.record(c.Key).last(); a.SettleAfter != storyPolicy().SettleAfter+time.Minute {
+		t.Fatalf("settleAfter %s", a.SettleAfter)
+	}
+	s.settle(ticket, paid("re_1"))
+}

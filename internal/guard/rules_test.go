@@ -272,10 +272,10 @@ func TestAHoldThatNobodyDecidesExpires(t *testing.T) {
 	s.wantHeld(s.admitUnder(a, p), ApprovalRequired)
 	h := s.hold(a)
 	s.pass(time.Hour - time.Second)
-	s.sweep()
+	s.expire(a)
 	s.inState(a, Held)
 	s.pass(time.Second)
-	s.sweep()
+	s.expire(a)
 	s.inState(a, Rejected)
 	if got := s.hold(a); got.State != HoldResolved || got.Decision != Reject || got.By != "" || got.Effect != "Nobody decided within 1h: rejected, it is never sent." {
 		t.Fatalf("%+v", got)
@@ -286,10 +286,13 @@ func TestAHoldThatNobodyDecidesExpires(t *testing.T) {
 		t.Fatalf("%s by %q: %s", got.Decision, got.By, got.Effect)
 	}
 	s.inState(a, Rejected)
-	// It stands in nobody's way, and any call that sees it makes it so.
+	// It stands in nobody's way. Whoever does not know that nobody has decided leaves it.
 	b := a.under("b")
 	s.wantHeld(s.admitUnder(b, p), ApprovalRequired)
 	s.pass(time.Hour)
+	s.sweep()
+	s.wantHeld(s.admitUnder(b, p), ApprovalRequired)
+	s.expire(b)
 	s.want(s.admitUnder(b, p), Deny, ReasonHoldExpired)
 	// A person's word is not the time's.
 	c := a.under("c")
@@ -306,13 +309,13 @@ func TestAHoldOfWhatMayHaveMovedDoesNotExpire(t *testing.T) {
 	a := s.call("a", "order/1")
 	s.settle(s.sendUnder(a, p), lost())
 	s.pass(100 * time.Hour)
-	s.sweep()
+	s.expire(a)
 	s.inState(a, Held)
 	// Nor is it while another hold of it stands: it was released, and met a rule.
 	s.take(a, Release)
 	s.wantHeld(s.admitUnder(a, ruledBy(p, Ruling{Hold: holds})), ApprovalRequired)
 	s.pass(100 * time.Hour)
-	s.sweep()
+	s.expire(a)
 	s.inState(a, Held)
 	// But where it is known that nothing moved it ends, and its budget has the place again.
 	b := s.call("b", "order/2")
@@ -320,8 +323,39 @@ func TestAHoldOfWhatMayHaveMovedDoesNotExpire(t *testing.T) {
 	s.pass(time.Minute)
 	s.wantHeld(s.admitUnder(b, ruledBy(p, Ruling{Hold: holds})), ApprovalRequired)
 	s.pass(time.Hour)
-	s.sweep()
+	s.expire(b)
 	s.inState(b, Rejected)
+}
+
+// A decision that was made in time and comes late, because nobody was there to take it, is taken.
+func TestADecisionInTimeIsNotOvertakenByTheExpiry(t *testing.T) {
+	for _, d := range []Decision{Release, Reject} {
+		s := tell(t)
+		p := ruledBy(storyPolicy(), Ruling{Hold: holds})
+		p.HoldFor = time.Hour
+		a := s.call("a", "order/1")
+		s.wantHeld(s.admitUnder(a, p), ApprovalRequired)
+		h := s.hold(a)
+		if h.Overdue || !h.Until.Equal(s.time.store().Add(time.Hour)) {
+			t.Fatalf("%+v", h)
+		}
+		s.pass(2 * time.Hour) // no controller is running
+		s.sweep()
+		s.wantHeld(s.admitUnder(a, p), ApprovalRequired)
+		if h := s.hold(a); !h.Overdue {
+			t.Fatalf("%+v", h)
+		}
+		got := s.resolve(h, d)
+		if got.State != HoldResolved || got.Decision != d || got.By != "alice" {
+			t.Fatalf("%s by %q: %s", got.Decision, got.By, got.Effect)
+		}
+		s.expire(a)
+		if d == Release {
+			s.settle(s.sendUnder(a, p), paid("re_1"))
+			continue
+		}
+		s.want(s.admitUnder(a, p), Deny, ReasonRejected)
+	}
 }
 
 // What is registered is asked like what is called, and a release of it is good only as long as it is valid.
@@ -362,4 +396,12 @@ func TestRulesAreAskedAtARegistration(t *testing.T) {
 		t.Fatalf("cause %q", after.Cause)
 	}
 	s.take(d, Reject)
+}
+
+// expire is whoever knows that nobody has decided about the intent's hold.
+func (s *story) expire(c Call) {
+	s.t.Helper()
+	if _, err := s.Undecided(s.ctx, s.hold(c).HoldID); err != nil {
+		s.t.Fatal(err)
+	}
 }

@@ -1180,9 +1180,11 @@ func (w *world) working(in *simIntent) bool {
 	return false
 }
 
-// take is a controller reading a resolution; it may do so at any time and again.
+// take is a controller reading a resolution; it may do so at any time and again. Where there
+// is none, it ends what nobody has decided about in time.
 func (w *world) take(p *process, o *object) {
 	if o.resolution == nil {
+		w.expires(p, o)
 		return
 	}
 	if w.rule == resolutionIgnored || w.rule == releasesAccepted {
@@ -1198,6 +1200,20 @@ func (w *world) take(p *process, o *object) {
 	if v.State == HoldResolved && o.id.Epoch != w.id.Epoch {
 		w.violate("%s was taken of %s hold %d, of a memory that is lost", o.resolution.Decision, o.id.Key.IntentID, o.id.Number)
 	}
+}
+
+// expires is the end of a hold that was overdue before it was seen that nobody has decided.
+func (w *world) expires(p *process, o *object) {
+	v, err := p.engine.Hold(context.Background(), o.id)
+	w.bug(err)
+	if err != nil || !v.Overdue || o.resolution != nil {
+		return
+	}
+	if v, err = p.engine.Undecided(context.Background(), o.id); err != nil {
+		w.bug(err)
+		return
+	}
+	w.logf("nobody has decided about %s hold %d: %s %s", o.id.Key.IntentID, o.id.Number, v.State, v.Effect)
 }
 
 // clockEvent has the store's clock jump, or ends that.

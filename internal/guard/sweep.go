@@ -30,9 +30,6 @@ func (r *record) due(o Options) time.Time {
 		if r.Current.Waiting && (at.IsZero() || r.Current.WaitingUntil.Before(at)) {
 			at = r.Current.WaitingUntil
 		}
-		if over := r.holdOver(o); at.IsZero() || !over.IsZero() && over.Before(at) {
-			return over
-		}
 		return at
 	case Pending:
 		if at := r.nextCheck(); !at.IsZero() && at.Before(r.Checks.Until) {
@@ -85,11 +82,6 @@ func (e *Engine) step(r *record, now time.Time) *pending {
 		return p
 	case Held:
 		h := r.Current
-		if at := r.holdOver(e.o); !at.IsZero() && !now.Before(at) && e.jumped() == nil {
-			p.on, p.to = onHoldOver, r.clone()
-			p.to.holdExpired(now)
-			return p
-		}
 		_, watch := r.waitOver()
 		length := watch
 		if watch == 0 { // all has become known meanwhile, and there is nothing to watch
@@ -163,6 +155,41 @@ func (r *record) holdOver(o Options) time.Time {
 		return time.Time{}
 	}
 	return r.Current.At.Add(r.Policy.HoldFor)
+}
+
+// isOverdue says that the hold has waited for long enough, and nothing but a decision would still be waited for.
+func (e *Engine) isOverdue(r *record, now time.Time) bool {
+	at := r.holdOver(e.o)
+	return !at.IsZero() && !now.Before(at) && e.jumped() == nil
+}
+
+// Undecided ends a hold that is Overdue, as Hold said before it was looked whether anybody
+// had decided. Neither the sweep nor a call ends it: they cannot know whether a decision
+// that was made in time waits to be taken. Until somebody has looked, the hold stands.
+func (e *Engine) Undecided(ctx context.Context, id HoldID) (HoldView, error) {
+	r, now, err := e.get(ctx, id.Key.String())
+	if err != nil {
+		return HoldView{}, err
+	}
+	for range maxTries {
+		if r, err = e.advance(ctx, r, now); err != nil {
+			return HoldView{}, err
+		}
+		if !e.isCurrent(r, id) || !e.isOverdue(r, now) {
+			return e.holdOf(r, id), nil
+		}
+		p := pending{from: r, to: r.clone(), on: onHoldOver, now: now, nonce: e.o.Nonce()}
+		p.to.holdExpired(now)
+		wr, other, err := e.update(ctx, p, e.soon())
+		if err != nil {
+			return HoldView{}, err
+		}
+		if wr.Outcome == store.Written {
+			return e.holdOf(p.to, id), nil
+		}
+		r, now = other, wr.Now
+	}
+	return HoldView{}, ErrContended
 }
 
 // heldTooLong says that nobody decided about it in time, which nobody but the time has done.
