@@ -66,7 +66,8 @@ type call struct {
 	ring *keyring.Ring
 	// place is what the call takes of the gateway now; nil: nothing.
 	place *slots
-	// whole: the body was read to its end.
+	// sent is what was read of a settlement's body. whole: it was read to its end.
+	sent  []byte
 	whole bool
 
 	// preferred is what the caller prefers. async: the call goes on without its caller.
@@ -100,6 +101,7 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}()
 	if p := c.serve(); p != nil {
+		c.notSettled(p)
 		c.refuse(p)
 	}
 }
@@ -261,6 +263,9 @@ func (c *call) body() ([]byte, *problem) {
 		return nil, p
 	}
 	body, err := readAll(http.MaxBytesReader(c.w, c.r.Body, most), c.r.ContentLength)
+	if c.action == actSettle {
+		c.sent = body
+	}
 	var over *http.MaxBytesError
 	switch {
 	case errors.As(err, &over):

@@ -9,7 +9,6 @@
 package gateway
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
@@ -22,6 +21,7 @@ import (
 	"time"
 
 	"golang.org/x/net/http/httpguts"
+	exactjson "sigs.k8s.io/json"
 
 	"github.com/holdfast-dev/holdfast/internal/guard"
 	"github.com/holdfast-dev/holdfast/internal/intent"
@@ -301,15 +301,29 @@ func noSuchClaim(tool *policy.Tool) *problem {
 		"The tool %q has no attempt of this intent with this number and fence of this caller. Nothing was changed. If the tool has run, a person must look at it.", tool.Name)
 }
 
+// decodeExactly reads a JSON text into a struct. Names count to the letter: Go's own reader
+// would take "Outcome" for "outcome", and of two that differ in that alone the last. unread:
+// it is no JSON text, or has a name twice, and the error says so; another error is of one
+// field that is not known, or has another type.
+func decodeExactly(body []byte, into any) (unread bool, err error) {
+	if _, err := intent.ParseJSON(body); err != nil {
+		return true, err
+	}
+	unknown, err := exactjson.UnmarshalStrict(body, into)
+	if err == nil && len(unknown) > 0 {
+		err = unknown[0]
+	}
+	return false, err
+}
+
 // readDocument reads a JSON object with exactly the fields that are known.
 func readDocument(body []byte, into any) error {
 	bad := func(why string) error { return &intent.InvalidError{Field: "body", Reason: why} }
-	if _, err := intent.ParseJSON(body); err != nil { // also refuses a key that comes twice
+	unread, err := decodeExactly(body, into)
+	if unread {
 		return err
 	}
-	d := json.NewDecoder(bytes.NewReader(body))
-	d.DisallowUnknownFields()
-	if err := d.Decode(into); err != nil {
+	if err != nil {
 		var kind *json.UnmarshalTypeError
 		if errors.As(err, &kind) {
 			return bad("has a field " + kind.Field + " of another type: a document with attempt and fence is needed, and to settle one with outcome, too")

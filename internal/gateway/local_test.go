@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -184,6 +185,9 @@ func TestHowASettlementIsRead(t *testing.T) {
 		{"no outcome", `"detail":"x"`, 400, "", guard.InFlight, 0, ""},
 		{"another outcome", `"outcome":"Done"`, 400, "", guard.InFlight, 0, ""},
 		{"an unknown field", `"outcome":"Succeeded","state":"x"`, 400, "", guard.InFlight, 0, ""},
+		{"an outcome and one in another case", `"outcome":"Unknown","Outcome":"Failed"`, 400, "", guard.InFlight, 0, ""},
+		{"an outcome in another case", `"OUTCOME":"Failed"`, 400, "", guard.InFlight, 0, ""},
+		{"a status in another case", `"outcome":"Failed","result":{"status":402,"Status":500}`, 400, "", guard.InFlight, 0, ""},
 		{"a field twice", `"outcome":"Failed","outcome":"Succeeded"`, 400, "", guard.InFlight, 0, ""},
 		{"a success with the status of a failure", `"outcome":"Succeeded","result":{"status":402}`, 400, "", guard.InFlight, 0, ""},
 		{"a failure with that of a success", `"outcome":"Failed","result":{"status":200}`, 400, "", guard.InFlight, 0, ""},
@@ -331,6 +335,94 @@ func TestWhatIsLocalIsNotCalledAndWhatIsCalledIsNotLocal(t *testing.T) {
 		t.Errorf("polled %d, %+v", got.status, doc)
 	}
 	r.paid(0, 0)
+}
+
+// Nobody settles or renews what a gateway sends.
+func TestWhatIsCalledIsNotSettledByItsCaller(t *testing.T) {
+	r := setUp(t)
+	answers := make(chan reply, 1)
+	go func() { answers <- r.do(ask{id: "k1", body: refundOf("9", "1"), fault: "hold"}) }()
+	eventually(t, "the payment is under way", func() bool { return len(r.p.Held()) == 1 })
+	for _, act := range []string{"renew", "settle"} {
+		body := `{"attempt":1,"fence":"x"}`
+		if act == "settle" {
+			body = `{"attempt":1,"fence":"x","outcome":"Failed"}`
+		}
+		got := r.do(ask{suffix: "/intents/k1/" + act, body: body})
+		if p := got.problem(t); p.Status != 404 || p.Reason != "no_such_claim" {
+			t.Errorf("%s: told %+v", act, p)
+		}
+	}
+	r.p.Release(nil)
+	if got := <-answers; got.status != 201 {
+		t.Errorf("the call got %+v", got)
+	}
+	r.paid(1, 1)
+}
+
+// A settlement that is refused may be the only word of a payment: the log has it, and nobody
+// is told that nothing was sent.
+func TestASettlementThatIsRefusedLeavesALine(t *testing.T) {
+	const small = 2000
+	for name, row := range map[string]struct {
+		refuse  func(r *rig, a *ask)
+		status  int
+		outcome string
+	}{
+		"not allowed": {func(r *rig, _ *ask) {
+			r.people.mu.Lock()
+			r.people.forbidden["system:serviceaccount:"+namespace+":agent"] = true
+			r.people.mu.Unlock()
+		}, 403, "Succeeded"},
+		"no such tool":      {func(_ *rig, a *ask) { a.tool = "gone" }, 404, "Succeeded"},
+		"no such claim":     {func(_ *rig, a *ask) { a.body = strings.Replace(a.body, `"attempt":1`, `"attempt":2`, 1) }, 404, "Succeeded"},
+		"the store is away": {func(r *rig, _ *ask) { r.engines.Fail(namespace, "payments", fmt.Errorf("closed")) }, 503, "Succeeded"},
+		"busy": {func(r *rig, _ *ask) {
+			go func() { r.do(ask{id: "k9", body: refundOf("99", "1"), fault: "hold"}) }()
+			eventually(r.t, "the gateway is busy", func() bool { return len(r.p.Held()) == 1 })
+			r.t.Cleanup(func() { r.p.Release(nil) })
+		}, 503, "Succeeded"},
+		"too large": {func(_ *rig, a *ask) {
+			a.body = strings.TrimSuffix(a.body, "}") + `,"detail":"` + strings.Repeat("x", small) + `"}`
+		}, 413, "Succeeded"},
+		"cannot be read":  {func(_ *rig, a *ask) { a.body = strings.TrimSuffix(a.body, "}") }, 400, "Succeeded"},
+		"another outcome": {func(_ *rig, a *ask) { a.body = strings.Replace(a.body, "Succeeded", "Done", 1) }, 400, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := setUp(t, func(o *Options) {
+				o.MaxCalls, o.MaxRequestBytes = 1, small
+				ordinary := o.Log
+				o.Evidence = funcr.New(func(_, args string) { ordinary.Info("evidence " + args) }, funcr.Options{})
+			})
+			r.tool("book", "", localTool(nil))
+			d := r.claims("k1", "9", 1)
+			a := ask{tool: "book", suffix: "/intents/k1/settle", body: fmt.Sprintf(`{"attempt":1,"fence":%q,%s}`, d.Fence, booked)}
+			row.refuse(r, &a)
+			got := r.do(a)
+			if got.err != nil {
+				t.Fatal(got.err)
+			}
+			p := got.problem(t)
+			if p.Status != row.status || strings.Contains(p.Detail, "as sent") || !strings.Contains(p.Detail, "un the tool again") && !strings.Contains(p.Detail, "a person must look at it") {
+				t.Errorf("told %+v", p)
+			}
+			line := ""
+			eventually(t, "the line", func() bool {
+				for _, l := range strings.Split(r.logged(), "\n") {
+					if strings.Contains(l, "evidence") && strings.Contains(l, "settle") && strings.Contains(l, "k1") {
+						line = l
+					}
+				}
+				return line != ""
+			})
+			if row.outcome != "" && (!strings.Contains(line, row.outcome) || !strings.Contains(line, "pay_1")) {
+				t.Errorf("the line: %s", line)
+			}
+			if strings.Contains(line, d.Fence) {
+				t.Errorf("the line tells the fence: %s", line)
+			}
+		})
+	}
 }
 
 func TestTheLimitsHoldForClaims(t *testing.T) {

@@ -4,7 +4,6 @@
 package gateway
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -36,12 +35,11 @@ func readRegistration(body []byte) (registration, error) {
 	bad := func(reason string) (registration, error) {
 		return registration{}, &intent.InvalidError{Field: "registration", Reason: reason}
 	}
-	if _, err := intent.ParseJSON(body); err != nil { // duplicate keys are refused
+	unread, err := decodeExactly(body, &out)
+	if unread {
 		return registration{}, err
 	}
-	d := json.NewDecoder(bytes.NewReader(body))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&out); err != nil {
+	if err != nil {
 		var kind *json.UnmarshalTypeError
 		switch {
 		case errors.As(err, &kind) && kind.Field == "":

@@ -160,3 +160,20 @@ func TestRegisterTellsNothingOfOthers(t *testing.T) {
 		t.Errorf("a namesake learns %s", got.body)
 	}
 }
+
+// Names count to the letter, so that nothing is said twice and read once.
+func TestARegistrationsNamesAreExact(t *testing.T) {
+	r := setUp(t)
+	for _, body := range []string{
+		registrationOf("9", "1", `,"Scope":["account/a1/order/10"]`),
+		strings.Replace(registrationOf("9", "1", ""), `"scope"`, `"SCOPE"`, 1),
+		strings.Replace(registrationOf("9", "1", ""), `"value":"1"`, `"value":"1","Value":"2"`, 1),
+	} {
+		if p := r.put("one", "", body).problem(t); p.Status != http.StatusBadRequest {
+			t.Errorf("%s: told %+v", body, p)
+		}
+	}
+	if got, _ := r.poll("charge", "one", "", ""); got.status != http.StatusNotFound {
+		t.Errorf("it is registered: %s", got.body)
+	}
+}

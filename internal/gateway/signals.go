@@ -38,6 +38,10 @@ type signals struct {
 	// outcome is the last attempt's, of this call.
 	outcome guard.Outcome
 	reasons []guard.Reason
+	// unwritten: it was to settle an attempt and was refused, so that the result is on no
+	// record; reference is the provider's own name of the payment, as it was told then.
+	unwritten bool
+	reference string
 	// key is what the provider knows the intent by.
 	key string
 }
@@ -158,7 +162,7 @@ func (c *call) end(took time.Duration) {
 // evidence says that somebody may have to look into this call later: its line must not be
 // left out, however many there are.
 func (c *call) evidence() bool {
-	if c.action == actSettle && c.cause != nil {
+	if c.action == actSettle && (c.cause != nil || c.unwritten) {
 		return true // a result that is not on its record
 	}
 	return !c.poll && (c.verdict == guard.UnknownHold || c.verdict == guard.Conflict || c.outcome != "" && c.outcome != guard.AttemptSucceeded)
@@ -180,6 +184,9 @@ func (c *call) log(took time.Duration) {
 		"verdict", c.verdict, "reason", c.reason, "attempt", c.attempt, "status", c.status, "took", elapsed(took))
 	if c.outcome != "" {
 		fields = append(fields, "outcome", c.outcome, "upstream", elapsed(c.sending))
+	}
+	if c.reference != "" {
+		fields = append(fields, "providerReference", c.reference)
 	}
 	if c.async {
 		fields = append(fields, "async", true)

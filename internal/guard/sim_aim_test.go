@@ -23,6 +23,11 @@ func (w *world) aim() {
 		w.alone()
 		w.checks, w.stalls, w.tries, w.short, w.window = false, 8, 0, false, 400*time.Hour
 		w.dedup.window = simFinal + 8*time.Second
+	case resumeReleased:
+		// A person lets it go, and nobody comes back for it.
+		w.alone()
+		w.checks, w.tries, w.short, w.window = false, 0, false, 400*time.Hour
+		w.dedup.window, w.releaseFor = 24*time.Hour, 5*time.Second
 	case jumpIgnored:
 		w.jumps, w.loss.loses = true, false
 	case lostIsNew, importForgets:

@@ -32,7 +32,7 @@ func (w *world) newDedup() *simDedup {
 	dice := rand.New(rand.NewPCG(w.seed, 4))
 	aimed := w.rule == anyCredential
 	switch w.mutation {
-	case resumeAnyAge, resumeAgeOfLast, resumeNewKey, resumeDecides:
+	case resumeAnyAge, resumeAgeOfLast, resumeNewKey, resumeDecides, resumeReleased:
 		aimed = true
 	}
 	if dice.IntN(4) > 0 && !aimed {
@@ -152,6 +152,9 @@ func (w *world) sendAgain(p *process) {
 		case int(m.Sealed[0]) != credential && w.rule != anyCredential:
 			w.bug(engine.EndResumes(ctx, m, "the tool has another credential"))
 			continue
+		case w.mutation == resumeReleased && w.dedup.dice.IntN(3) > 0:
+			w.bug(engine.EndResumes(ctx, m, "the tool has another upstream"))
+			continue
 		case w.chance(10):
 			w.bug(engine.PutOffResume(ctx, m))
 			continue
@@ -160,6 +163,10 @@ func (w *world) sendAgain(p *process) {
 		w.bug(err)
 		if err != nil || t == nil {
 			continue
+		}
+		if w.begun[k.String()] < 2 && w.loss.seq == 0 {
+			w.violate("%s is sent again though a person has released it and nobody has called since", k.IntentID)
+			return
 		}
 		w.engineOf[t] = engine
 		who := fmt.Sprintf("p%d resumes %s", p.id, k.IntentID)

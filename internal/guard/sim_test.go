@@ -158,8 +158,10 @@ type world struct {
 	dedup  *simDedup // the provider deduplicates; nil: it does not
 	rules  bool      // the tools have admission rules, and holds expire
 	expire time.Duration
-	quiet  bool       // nothing goes wrong any more
-	limits *rand.Rand // of the world's own limits, which come and go; nil: there are none
+	// releaseFor is how long a release may stay unused; 0: longer than any history.
+	releaseFor time.Duration
+	quiet      bool       // nothing goes wrong any more
+	limits     *rand.Rand // of the world's own limits, which come and go; nil: there are none
 	// local: tools run inside their agents (see sim_local_test.go); claims counts tokens.
 	local  *rand.Rand
 	claims int
@@ -347,7 +349,7 @@ func (w *world) newEngine(p *process) *Engine {
 	return New(&simStore{w: w, epoch: w.id.Epoch}, w.id, Options{
 		LostAt: w.loss.lostAt, ForgetLost: w.loss.forget, StoreClock: w.storeNow().Add(-w.jump),
 		Clock: simClock{w, p}, Settlement: simSettlement, Margin: simMargin, Grace: simGrace,
-		Backoff: time.Second, Repeat: 1500 * time.Millisecond,
+		Backoff: time.Second, Repeat: 1500 * time.Millisecond, ReleaseFor: w.releaseFor,
 		Random: func(most time.Duration) time.Duration { return time.Duration(w.rng.Int64N(int64(most) + 1)) },
 		Sleep: func(_ context.Context, d time.Duration) {
 			until := w.t + d
@@ -1125,7 +1127,17 @@ func (w *world) sync(p *process) {
 			}
 		}
 		if cursor = next; cursor == "" {
-			return
+			break
+		}
+	}
+	if w.expire == 0 {
+		return
+	}
+	for _, in := range w.ins {
+		for _, o := range in.objects {
+			if o.resolution == nil && o.state == HoldHeld {
+				w.expires(p, o)
+			}
 		}
 	}
 }
