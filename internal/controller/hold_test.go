@@ -367,6 +367,38 @@ func (w *world) forgeRelease(name string) {
 	must(w.T, as(operatorUser).Patch(w.ctx, &v1alpha1.PaymentHold{ObjectMeta: w.meta(name)}, client.RawPatch(types.MergePatchType, forged)))
 }
 
+// A decision that was written in time is taken, although no controller was running when the
+// hold's time was over; and a gateway's sweep ends no hold.
+func TestADecisionOutlivesTheControllers(t *testing.T) {
+	w := newWorld(t)
+	dir := t.TempDir()
+	p := start(t, dir)
+	budget := w.budget("refunds", "payments")
+	budget.Spec.Holds = &v1alpha1.HoldsSpec{ExpireAfter: metav1.Duration{Duration: 5 * time.Second}}
+	w.create(w.store("payments"), budget, w.tool("refund", "refunds"))
+	w.toolReady("refund")
+	w.pay(p, "refund", "first", "9", "10", guard.AttemptSucceeded)
+	released, nobodys := w.holdOf(p, "second", "9", "11"), ""
+	w.pay(p, "refund", "third", "8", "10", guard.AttemptSucceeded)
+	nobodys = w.holdOf(p, "fourth", "8", "11")
+	over := w.shown(nobodys, v1alpha1.HoldHeld).CreationTimestamp.Add(7 * time.Second)
+	w.shown(released, v1alpha1.HoldHeld)
+	p.stop()
+	must(t, w.resolve(released, v1alpha1.HoldResolution{Decision: v1alpha1.DecisionRelease}))
+	eventually(t, func() error {
+		if left := time.Until(over); left > 0 {
+			return fmt.Errorf("the holds are over in %s", left)
+		}
+		return nil
+	})
+	p = start(t, dir)
+	if got := w.shown(released, v1alpha1.HoldResolved); !strings.HasPrefix(got.Status.Effect, "Released") {
+		t.Errorf("the decision was lost: %s", asJSON(got.Status))
+	}
+	contains(t, w.shown(nobodys, v1alpha1.HoldResolved).Status.Effect, "Nobody decided within 5s: rejected")
+	w.pay(p, "refund", "second", "9", "11", guard.AttemptSucceeded)
+}
+
 // A resolution that was found while the API server would accept a forged one is never
 // taken: not when the policies are back, and not by the next process.
 func TestGate(t *testing.T) {
