@@ -257,7 +257,7 @@ func (r *HoldReconciler) find(ctx context.Context, obj *v1alpha1.PaymentHold, di
 		f.again = max(time.Until(f.view.WaitingUntil), time.Second)
 	}
 	open := f.view.State == guard.HoldHeld || f.view.State == guard.HoldWaiting
-	if until := f.view.Until; open && !until.IsZero() {
+	if until := f.view.Until; open && !until.IsZero() && obj.Spec.Resolution == nil {
 		// The store's clock says when it is over; this one says when to ask it.
 		left := max(time.Until(until), time.Second)
 		if f.again == 0 || left < f.again {
