@@ -275,7 +275,9 @@ func TestAResultThatIsNeverTaken(t *testing.T) {
 	}
 	// What was answered so may be taken after all.
 	token("agent")
-	fate("back")
+	if fate("back").Answered == "" {
+		t.Fatal("not answered")
+	}
 	token("agent")
 	if err := b.Recover(within(t, time.Minute), pay(paid)); err != nil || paid.Load() != 2 {
 		t.Fatalf("%v after %d runs", err, paid.Load())
