@@ -271,30 +271,15 @@ type CheckResult struct {
 // DueChecks gives the intents about which the sweep has found that the provider is to be
 // asked now. Each is given once; what is not done the next sweep finds again.
 func (e *Engine) DueChecks() []Key {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	keys := e.due
-	e.due = nil
-	return keys
+	return e.dueChecks.take()
 }
 
 // noteDue has the record's check made, if it is due.
 func (e *Engine) noteDue(r *record, now time.Time) {
-	if r == nil {
-		return
-	}
-	if !r.checkDue(now) {
-		return
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if k := r.id(); len(e.due) < maxDue && !slices.Contains(e.due, k) {
-		e.due = append(e.due, k)
+	if r != nil && r.checkDue(now) {
+		e.dueChecks.add(r.id())
 	}
 }
-
-// maxDue bounds what one sweep finds: the next one finds the rest.
-const maxDue = 256
 
 // BeginCheck takes on the check of an intent if it is due; nil: it is not. Others leave it
 // alone for as long as it may take.

@@ -88,9 +88,9 @@ type Engine struct {
 	clock   storeClock
 	watched map[string]watch
 	inUse   inUse
-	due     []Key // of which a check is due
-	// dueResumes are to be sent again.
-	dueResumes []Key
+
+	// dueChecks are to be asked about, dueResumes to be sent again.
+	dueChecks, dueResumes dueKeys
 
 	rates rates
 

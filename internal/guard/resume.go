@@ -244,22 +244,13 @@ func (e *Engine) resumeExpired(r *record, now time.Time) *pending {
 // DueResumes gives the intents of which the sweep has found that they are to be sent again
 // now. Each is given once; what is not done the next sweep finds again.
 func (e *Engine) DueResumes() []Key {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	keys := e.dueResumes
-	e.dueResumes = nil
-	return keys
+	return e.dueResumes.take()
 }
 
 // noteResume has the record sent again, if that is due.
 func (e *Engine) noteResume(r *record, now time.Time) {
-	if r == nil || !e.resumeDue(r, now) {
-		return
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if k := r.id(); len(e.dueResumes) < maxDue && !slices.Contains(e.dueResumes, k) {
-		e.dueResumes = append(e.dueResumes, k)
+	if r != nil && e.resumeDue(r, now) {
+		e.dueResumes.add(r.id())
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/holdfast-dev/holdfast/internal/store"
@@ -374,4 +375,30 @@ func (e *Engine) forget() {
 			delete(e.watched, k)
 		}
 	}
+}
+
+// dueKeys are intents of which a sweep has found that something is to be done outside.
+type dueKeys struct {
+	mu   sync.Mutex
+	keys []Key
+}
+
+// maxDue bounds what one sweep finds: the next one finds the rest.
+const maxDue = 256
+
+func (d *dueKeys) add(k Key) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.keys) < maxDue && !slices.Contains(d.keys, k) {
+		d.keys = append(d.keys, k)
+	}
+}
+
+// take gives each once.
+func (d *dueKeys) take() []Key {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	keys := d.keys
+	d.keys = nil
+	return keys
 }
