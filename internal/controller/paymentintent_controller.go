@@ -256,10 +256,7 @@ func (r *IntentReconciler) find(ctx context.Context, obj *v1alpha1.PaymentIntent
 		if uid == "" {
 			return waits(reasonCallerNotFound, "There is no ServiceAccount %s: whose intent it is cannot be told.", obj.Spec.Caller)
 		}
-		c := guard.Call{
-			Key: key, CallerUID: string(uid), Scope: id.Scope, Lineage: id.Lineage, Amount: id.Amount, Recipient: id.Recipient, Fingerprint: id.Fingerprint,
-			IdentityHash: id.IdentityHash, AmountHash: id.AmountHash, RecipientHash: id.RecipientHash,
-		}
+		c := tool.CallOf(id, obj.Spec.Caller, string(uid))
 		// Asked here too, as the admission policy may be missing, and does not ask it of who registers for others.
 		may, err := r.mayInvoke(ctx, obj.Spec.Caller, uid, tool)
 		if err != nil {

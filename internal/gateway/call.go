@@ -162,18 +162,9 @@ func (c *call) serve() *problem {
 		return c.failure(err, tool)
 	}
 	defer c.move(nil)
-	if ok, own := c.move(c.g.reading); !ok {
-		return busy(c.g.reading.each, own)
-	}
-	began := time.Now()
-	body, p := c.body()
-	c.reading = time.Since(began)
+	body, p := c.receive()
 	if p != nil {
 		return p
-	}
-	// Whoever sends slowly takes no place from those who have sent.
-	if ok, own := c.move(c.g.working); !ok {
-		return busy(c.g.working.each, own)
 	}
 	t := target{namespace: tool.Namespace, tool: tool.Name, method: c.r.Method, url: to, header: forwarded(c.r.Header, tool.Upstream.RequestHeaders), body: body, keep: tool.MaxBodyBytes}
 	if t.header.Get("User-Agent") == "" {
@@ -235,6 +226,24 @@ func (c *call) noPolicy(err error) *problem {
 		return refusal(http.StatusServiceUnavailable, "policy-not-available", "The tool is not served", actRetryLater,
 			"The policy of the AgentTool %q cannot be read now. Nothing was sent. Send the same request again later.", c.tool).deny(later)
 	}
+}
+
+// receive reads the body, and then takes a place among the calls that are worked on, so that
+// whoever sends slowly takes none from those who have sent. The place is given back by move(nil).
+func (c *call) receive() ([]byte, *problem) {
+	if ok, own := c.move(c.g.reading); !ok {
+		return nil, busy(c.g.reading.each, own)
+	}
+	began := time.Now()
+	body, p := c.body()
+	c.reading = time.Since(began)
+	if p != nil {
+		return nil, p
+	}
+	if ok, own := c.move(c.g.working); !ok {
+		return nil, busy(c.g.working.each, own)
+	}
+	return body, nil
 }
 
 // body reads the request's body within its bounds of size and time.
@@ -365,12 +374,7 @@ func (c *call) mutate(tool *policy.Tool, t target, query url.Values) *problem {
 	if err != nil {
 		return c.failure(err, tool)
 	}
-	wanted := guard.Call{
-		Key:       guard.Key{Namespace: tool.Namespace, Tool: tool.Name, Caller: c.caller.Username, IntentID: id.IntentID},
-		CallerUID: c.caller.UID, Scope: id.Scope, Lineage: id.Lineage, Amount: id.Amount,
-		Recipient: id.Recipient, Fingerprint: id.Fingerprint,
-		IdentityHash: id.IdentityHash, AmountHash: id.AmountHash, RecipientHash: id.RecipientHash,
-	}
+	wanted := tool.CallOf(id, c.caller.Username, c.caller.UID)
 	p := c.equip(tool, &t)
 	if p == nil && tool.Resume != nil {
 		c.ring, p, c.cause = c.g.requestKeys(c.r.Context(), tool)

@@ -118,17 +118,9 @@ func (c *call) local(tool *policy.Tool) *problem {
 		return c.failure(&intent.InvalidError{Field: "query", Reason: "cannot be read: escape it again"}, tool)
 	}
 	defer c.move(nil)
-	if ok, own := c.move(c.g.reading); !ok {
-		return busy(c.g.reading.each, own)
-	}
-	began := time.Now()
-	body, p := c.body()
-	c.reading = time.Since(began)
+	body, p := c.receive()
 	if p != nil {
 		return p
-	}
-	if ok, own := c.move(c.g.working); !ok {
-		return busy(c.g.working.each, own)
 	}
 	engine, err := c.g.o.Engines.Get(tool.Namespace, tool.Store)
 	if err != nil {
@@ -157,13 +149,8 @@ func (c *call) claim(engine *guard.Engine, tool *policy.Tool, query url.Values, 
 		return c.failure(err, tool)
 	}
 	c.intent = id.IntentID
-	wanted := guard.Call{
-		Key:       guard.Key{Namespace: tool.Namespace, Tool: tool.Name, Caller: c.caller.Username, IntentID: id.IntentID},
-		CallerUID: c.caller.UID, Scope: id.Scope, Lineage: id.Lineage, Amount: id.Amount,
-		Recipient: id.Recipient, Fingerprint: id.Fingerprint,
-		IdentityHash: id.IdentityHash, AmountHash: id.AmountHash, RecipientHash: id.RecipientHash,
-		Claim: token,
-	}
+	wanted := tool.CallOf(id, c.caller.Username, c.caller.UID)
+	wanted.Claim = token
 	if tool.Retry != nil {
 		wanted.MayRetry = func() (time.Duration, bool) { return c.g.ratios.retry(tool, time.Now()) }
 	}

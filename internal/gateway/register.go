@@ -64,17 +64,9 @@ func (c *call) register(tool *policy.Tool) *problem {
 		return p
 	}
 	defer c.move(nil)
-	if ok, own := c.move(c.g.reading); !ok {
-		return busy(c.g.reading.each, own)
-	}
-	began := time.Now()
-	body, p := c.body()
-	c.reading = time.Since(began)
+	body, p := c.receive()
 	if p != nil {
 		return p
-	}
-	if ok, own := c.move(c.g.working); !ok {
-		return busy(c.g.working.each, own)
 	}
 	in, err := readRegistration(body)
 	if err != nil {
@@ -94,11 +86,7 @@ func (c *call) register(tool *policy.Tool) *problem {
 	if err != nil {
 		return c.failure(err, tool)
 	}
-	wanted := guard.Call{
-		Key:       guard.Key{Namespace: tool.Namespace, Tool: tool.Name, Caller: c.caller.Username, IntentID: id.IntentID},
-		CallerUID: c.caller.UID, Scope: id.Scope, Lineage: id.Lineage, Amount: id.Amount, Recipient: id.Recipient, Fingerprint: id.Fingerprint,
-		IdentityHash: id.IdentityHash, AmountHash: id.AmountHash, RecipientHash: id.RecipientHash,
-	}
+	wanted := tool.CallOf(id, c.caller.Username, c.caller.UID)
 	g := guard.Registration{Quote: in.Quote}
 	if in.ValidUntil != nil {
 		g.ValidUntil = *in.ValidUntil

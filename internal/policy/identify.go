@@ -18,6 +18,7 @@ import (
 	"github.com/google/cel-go/common/types/ref"
 	"github.com/google/cel-go/common/types/traits"
 
+	"github.com/holdfast-dev/holdfast/internal/guard"
 	"github.com/holdfast-dev/holdfast/internal/intent"
 )
 
@@ -53,6 +54,16 @@ type Identity struct {
 	// AmountHash and RecipientHash are those of the parts of the identity block that
 	// say how amount and recipient are read.
 	AmountHash, RecipientHash string
+}
+
+// CallOf is what the guard is asked about an intent of this caller.
+func (t *Tool) CallOf(id Identity, caller, uid string) guard.Call {
+	return guard.Call{
+		Key:       guard.Key{Namespace: t.Namespace, Tool: t.Name, Caller: caller, IntentID: id.IntentID},
+		CallerUID: uid, Scope: id.Scope, Lineage: id.Lineage, Amount: id.Amount,
+		Recipient: id.Recipient, Fingerprint: id.Fingerprint,
+		IdentityHash: id.IdentityHash, AmountHash: id.AmountHash, RecipientHash: id.RecipientHash,
+	}
 }
 
 // ErrReadOnly: a read-only tool has no intents.
