@@ -191,6 +191,9 @@ func readSamples() ([]*unstructured.Unstructured, error) {
 	}
 	var samples []*unstructured.Unstructured
 	for _, file := range files {
+		if filepath.Base(file) == "kustomization.yaml" {
+			continue // says which of them go together, and is no object
+		}
 		content, err := os.ReadFile(file)
 		if err != nil {
 			return nil, err

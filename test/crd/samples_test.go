@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -89,6 +90,37 @@ func TestSamplesReadBackTheSame(t *testing.T) {
 	}
 	if ours < 8 {
 		t.Errorf("only %d samples are of this group", ours)
+	}
+}
+
+// kubectl apply -k config/samples has every sample that needs nothing else, and no object twice.
+func TestSamplesStandBesideEachOther(t *testing.T) {
+	objects, err := kustomize(t.Context(), filepath.Join(configDir, "samples"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := func(o *unstructured.Unstructured) string {
+		return o.GroupVersionKind().GroupKind().String() + " " + o.GetNamespace() + "/" + o.GetName()
+	}
+	there := map[string]bool{}
+	for _, o := range objects {
+		there[name(o)] = true
+	}
+	samples, err := readSamples()
+	if err != nil {
+		t.Fatal(err)
+	}
+	alone := 0
+	for _, o := range samples {
+		// minimal.yaml is for a namespace of one's own.
+		if smallest := o.GetNamespace() == metav1.NamespaceDefault; smallest == there[name(o)] {
+			t.Errorf("is %s among the samples that go together? %v", name(o), there[name(o)])
+		} else if !smallest {
+			alone++
+		}
+	}
+	if alone != len(objects) {
+		t.Errorf("%d objects are applied together, and the samples have %d of their own", len(objects), alone)
 	}
 }
 
