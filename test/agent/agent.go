@@ -41,7 +41,8 @@ const (
 
 // Options say what an agent is to do.
 type Options struct {
-	// Gateway is its URL, and CAFile the certificates by which its own is trusted; "": the system's.
+	// Gateway is its URL, and CAFile the certificates by which its own is trusted; "": the system's. The file
+	// is read anew for each connection: an authority can be replaced.
 	Gateway, CAFile string
 	// TokenFile holds the ServiceAccount's token. It is read anew for each call: tokens rotate.
 	TokenFile string
@@ -158,16 +159,8 @@ func New(o Options) (*Agent, error) {
 		return nil, err
 	}
 	o.Account = cmp.Or(o.Account, o.Namespace)
-	trust := &tls.Config{MinVersion: tls.VersionTLS12}
-	if o.CAFile != "" {
-		pem, err := os.ReadFile(o.CAFile)
-		if err != nil {
-			return nil, fmt.Errorf("--ca-file: %w", err)
-		}
-		trust.RootCAs = x509.NewCertPool()
-		if !trust.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("--ca-file: %s has no certificate in PEM", o.CAFile)
-		}
+	if _, err := o.trusted(); err != nil {
+		return nil, err
 	}
 	return &Agent{
 		o:      o,
@@ -175,14 +168,41 @@ func New(o Options) (*Agent, error) {
 		client: &http.Client{
 			// It lives as long as an agent's does: connections are used again.
 			Transport: &http.Transport{
-				TLSClientConfig: trust, MaxIdleConnsPerHost: o.Concurrency, DisableCompression: true,
-				DialContext: (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
+				DialContext: dialer.DialContext, DialTLSContext: o.dialTLS, MaxIdleConnsPerHost: o.Concurrency, DisableCompression: true,
 			},
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 			Timeout:       o.Timeout,
 		},
 		stopped: make(chan struct{}), answers: map[string]int{}, failures: map[string]int{},
 	}, nil
+}
+
+var dialer = net.Dialer{Timeout: 10 * time.Second}
+
+// dialTLS opens a connection to whoever is trusted at this moment.
+func (o Options) dialTLS(ctx context.Context, network, address string) (net.Conn, error) {
+	roots, err := o.trusted()
+	if err != nil {
+		return nil, err
+	}
+	d := tls.Dialer{NetDialer: &dialer, Config: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}}
+	return d.DialContext(ctx, network, address)
+}
+
+// trusted are the authorities of CAFile; nil: the system's.
+func (o Options) trusted() (*x509.CertPool, error) {
+	if o.CAFile == "" {
+		return nil, nil
+	}
+	pem, err := os.ReadFile(o.CAFile)
+	if err != nil {
+		return nil, fmt.Errorf("--ca-file: %w", err)
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("--ca-file: %s has no certificate in PEM", o.CAFile)
+	}
+	return roots, nil
 }
 
 // Stop has no order more begun. Those that are open go on until they have an end.

@@ -5,11 +5,16 @@ package agent
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/sha256"
+	"crypto/x509"
 	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
 	"io"
+	"math/big"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -179,6 +184,34 @@ func TestTheTokenIsReadAnew(t *testing.T) {
 	calls := gw.seen()
 	g.Expect(calls).To(HaveLen(2))
 	g.Expect([]string{calls[0].token, calls[1].token}).To(Equal([]string{"Bearer first", "Bearer second"}))
+}
+
+func TestTheAuthorityIsReadAnew(t *testing.T) {
+	g := NewWithT(t)
+	gw := newGateway(t, func(w http.ResponseWriter, _ *http.Request, _ int) { says(w, 201, "ALLOW", "") })
+	o := gw.options(t)
+	ours, err := os.ReadFile(o.CAFile)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(os.WriteFile(o.CAFile, otherAuthority(g), 0o600)).To(Succeed())
+	a, err := New(o)
+	g.Expect(err).NotTo(HaveOccurred())
+	done := make(chan struct{})
+	go func() { a.Run(t.Context()); close(done) }()
+	g.Eventually(func() int { return a.Report().ConnectionErrors["other"] }).Should(BeNumerically(">=", 1))
+	g.Expect(gw.seen()).To(BeEmpty())
+	g.Expect(os.WriteFile(o.CAFile, ours, 0o600)).To(Succeed())
+	g.Eventually(done).WithTimeout(10 * time.Second).Should(BeClosed())
+	g.Expect(a.Report().Ends).To(Equal(map[string]int{Paid: 1}))
+}
+
+// otherAuthority is one that nobody's certificate is of.
+func otherAuthority(g *WithT) []byte {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	g.Expect(err).NotTo(HaveOccurred())
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	g.Expect(err).NotTo(HaveOccurred())
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
 func TestRetryAfterIsHonoured(t *testing.T) {
