@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -65,6 +66,8 @@ type flags struct {
 	metricsSecure           bool
 	settlement              time.Duration
 	margin, grace, draining time.Duration
+	leaving                 time.Duration
+	service, serviceNames   string
 	storeTimeout            time.Duration
 	collectAfter            time.Duration
 	log                     zap.Options
@@ -94,6 +97,9 @@ func (f *flags) bind(fs *flag.FlagSet) {
 	fs.DurationVar(&f.grace, "lease-grace", 2*time.Second, "The time after a lease's end in which nobody judges it. At least "+minGrace.String()+".")
 	fs.DurationVar(&f.storeTimeout, "store-timeout", 3*time.Second, "How long a Redis or PostgreSQL may take for one question. At least "+minStore.String()+".")
 	fs.DurationVar(&f.draining, "drain-timeout", time.Minute, "How long calls in progress may take to end when the process does. At least "+minDrain.String()+".")
+	fs.DurationVar(&f.leaving, "drain-delay", 0, "How long the gateway goes on to serve when the process is told to end, while it says that it is not ready and ends each connection with its answer: until nobody is sent to it any more. Behind a Service: 15s.")
+	fs.StringVar(&f.service, "gateway-service", "", "The Service of the gateways. The controllers make a certificate for it, in the Secret "+controller.CertificateName+", and say in the ConfigMap "+controller.AuthorityName+" whom to trust for it, unless that Secret is somebody else's. Empty: they make none.")
+	fs.StringVar(&f.serviceNames, "gateway-names", "", "Further names and addresses, separated by commas, by which agents reach the gateways; the certificate is for them too.")
 	fs.DurationVar(&f.collectAfter, "collect-after", 7*24*time.Hour, "How long a PaymentHold stays in the cluster once it is resolved or void, and a PaymentIntent once it is settled or refused for good. What they were about stays in the record. At least "+minCollect.String()+".")
 	f.log.BindFlags(fs)
 }
@@ -125,6 +131,14 @@ func (f *flags) check() error {
 		return errors.New("--operator-namespace is empty: name the namespace that the operator runs in")
 	case f.dataDir == "":
 		return errors.New("--data-dir is empty: name a directory that outlives the process")
+	case f.leaving < 0:
+		return fmt.Errorf("--drain-delay is %s: it cannot be negative", f.leaving)
+	case f.leaving > 0 && !f.gateway:
+		return errors.New("--drain-delay is for processes with the gateway: without one nobody comes")
+	case f.service != "" && !f.controllers:
+		return errors.New("--gateway-service is for processes with the controllers: they make its certificate")
+	case f.serviceNames != "" && f.service == "":
+		return errors.New("--gateway-names are of a certificate that --gateway-service asks for: name the Service")
 	}
 	return nil
 }
@@ -156,8 +170,11 @@ func run(ctx context.Context, f flags) (err error) {
 	if err != nil {
 		return fmt.Errorf("--data-dir: %w", err)
 	}
-	if err := os.MkdirAll(dataDir, 0o700); err != nil {
-		return fmt.Errorf("--data-dir: %w", err)
+	// Only one process with both roles has embedded stores; others may have no disk at all.
+	if f.controllers && f.gateway {
+		if err := os.MkdirAll(dataDir, 0o700); err != nil {
+			return fmt.Errorf("--data-dir: %w", err)
+		}
 	}
 	cfg, err := ctrl.GetConfig()
 	if err != nil {
@@ -171,6 +188,10 @@ func run(ctx context.Context, f flags) (err error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		return err
+	}
+	var names []string
+	if f.serviceNames != "" {
+		names = strings.Split(f.serviceNames, ",")
 	}
 	metrics := metricsserver.Options{BindAddress: f.metrics, SecureServing: f.metricsSecure}
 	if f.metricsSecure {
@@ -219,6 +240,7 @@ func run(ctx context.Context, f flags) (err error) {
 		},
 		Guard:       guard.Options{Settlement: f.settlement, Margin: f.margin, Grace: f.grace},
 		EvidenceLog: f.evidence,
+		Service:     f.service, ServiceNames: names,
 	})
 	if err != nil {
 		return err
@@ -238,20 +260,36 @@ func run(ctx context.Context, f flags) (err error) {
 			return err
 		}
 		defer func() { err = errors.Join(err, f.traces.Close()) }()
-		if err := addGateway(mgr, cfg, f, op, addresses); err != nil {
+		gw, err := addGateway(mgr, cfg, f, op, addresses)
+		if err != nil {
 			return err
 		}
+		ctx = later(ctx, f.leaving, gw.Leave)
 	} else if err := mgr.AddReadyzCheck("process", healthz.Ping); err != nil {
 		return fmt.Errorf("set up the probes: %w", err)
 	}
 	return mgr.Start(ctx)
 }
 
+// later gives a context that ends some time after this one, and calls begin before that time
+// begins. Everything goes on meanwhile: what is still called must know of changes in the cluster.
+func later(ctx context.Context, delay time.Duration, begin func()) context.Context {
+	if delay == 0 {
+		return ctx
+	}
+	ending, end := context.WithCancel(context.WithoutCancel(ctx))
+	context.AfterFunc(ctx, func() {
+		begin()
+		time.AfterFunc(delay, end)
+	})
+	return ending
+}
+
 // addGateway adds what listens for agents.
-func addGateway(mgr ctrl.Manager, cfg *rest.Config, f flags, op *controller.Operator, addresses gateway.Addresses) error {
+func addGateway(mgr ctrl.Manager, cfg *rest.Config, f flags, op *controller.Operator, addresses gateway.Addresses) (*gateway.Gateway, error) {
 	reviews, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
-		return fmt.Errorf("make the client for reviews: %w", err)
+		return nil, fmt.Errorf("make the client for reviews: %w", err)
 	}
 	gw, err := gateway.New(gateway.Options{
 		Access:      access.New(reviews.AuthenticationV1().TokenReviews(), reviews.AuthorizationV1().SubjectAccessReviews(), nil),
@@ -269,18 +307,18 @@ func addGateway(mgr ctrl.Manager, cfg *rest.Config, f flags, op *controller.Oper
 		Drain: f.draining,
 	})
 	if err != nil {
-		return fmt.Errorf("set up the gateway (--tls-cert-file, --tls-key-file, --insecure-http): %w", err)
+		return nil, fmt.Errorf("set up the gateway (--tls-cert-file, --tls-key-file, --insecure-http): %w", err)
 	}
 	if err := errors.Join(mgr.Add(op.WhenProgrammed(gw)), mgr.Add(op.WhenProgrammed(gw.Checker(op.Engines.All)))); err != nil {
-		return fmt.Errorf("add the gateway: %w", err)
+		return nil, fmt.Errorf("add the gateway: %w", err)
 	}
 	if err := errors.Join(
 		mgr.AddReadyzCheck("programmed", func(*http.Request) error { return op.Programmed() }),
 		mgr.AddReadyzCheck("gateway", gw.Ready),
 	); err != nil {
-		return fmt.Errorf("set up the probes: %w", err)
+		return nil, fmt.Errorf("set up the probes: %w", err)
 	}
-	return nil
+	return gw, nil
 }
 
 // apiServer gives the addresses at which this process reached the API server at its

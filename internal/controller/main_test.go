@@ -1,5 +1,5 @@
 // The controllers are tested against a real API server with everything of
-// config/default applied: the operator acts under its own name and rights, people under theirs.
+// config/without-manager applied: the operator acts under its own name and rights, people under theirs.
 //
 // A process of these tests is a manager with all controllers, a data directory and real
 // stores. It is started and stopped as the real one is.
@@ -87,9 +87,9 @@ func run(m *testing.M) (code int, err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, filepath.Join(assets, "kubectl"), "kustomize", "../../config/default").Output()
+	out, err := exec.CommandContext(ctx, filepath.Join(assets, "kubectl"), "kustomize", "../../config/without-manager").Output()
 	if err != nil {
-		return 0, fmt.Errorf("render config/default: %w", err)
+		return 0, fmt.Errorf("render config/without-manager: %w", err)
 	}
 	decoder := utilyaml.NewYAMLOrJSONDecoder(bytes.NewReader(out), 4096)
 	for {

@@ -51,6 +51,10 @@ type Options struct {
 	Dial Dial
 	// Guard are the options of every engine; Observe is set here.
 	Guard guard.Options
+	// Service is that of the gateways, for which a certificate is made; "": none is.
+	// ServiceNames are further names and addresses of it.
+	Service      string
+	ServiceNames []string
 	// EvidenceLog takes what is known of results that could not be written. It must leave
 	// nothing out; its zero value: the process's log.
 	EvidenceLog logr.Logger
@@ -168,6 +172,13 @@ func Setup(mgr ctrl.Manager, live client.Client, o Options) (*Operator, error) {
 		runnables = append(runnables, gateways, op.RequestKeys, &Collector{
 			Client: cached, Live: live, Engines: engines, Leading: leads, After: cmp.Or(o.CollectAfter, collectAfter),
 		})
+		if o.Service != "" {
+			certificate, err := NewCertificate(o.Namespace, o.Service, o.ServiceNames, live)
+			if err != nil {
+				return nil, err
+			}
+			runnables = append(runnables, certificate)
+		}
 	}
 	if o.Gateway {
 		presence := NewPresence(o.Namespace, o.GatewayName, cached, live, op.serves)

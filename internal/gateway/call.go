@@ -571,6 +571,9 @@ func (c *call) abandon() {
 // headers sets what is known of the verdict, the intent and its attempts.
 func (c *call) headers() {
 	h := c.w.Header()
+	if c.g.leaving.Load() {
+		h.Set("Connection", "close") // over HTTP/2 the server makes a GOAWAY of it
+	}
 	if c.verdict != "" {
 		h.Set(headerVerdict, string(c.verdict))
 	}

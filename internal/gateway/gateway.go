@@ -129,6 +129,9 @@ type Gateway struct {
 	background sync.WaitGroup
 	running    atomic.Int64
 
+	// leaving: callers are to go elsewhere, and those that come are still served. draining:
+	// nobody comes any more.
+	leaving  atomic.Bool
 	draining chan struct{}
 	drain    sync.Once
 	port     atomic.Uint32
@@ -212,11 +215,19 @@ func (g *Gateway) Ready(*http.Request) error {
 		return errors.New("the gateway is draining")
 	default:
 	}
+	if g.leaving.Load() {
+		return errors.New("the gateway is about to drain")
+	}
 	if g.port.Load() == 0 {
 		return errors.New("the gateway does not listen yet")
 	}
 	return nil
 }
+
+// Leave has callers go elsewhere: the gateway is not ready any more, and each connection ends
+// with the answer that it is waiting for. Who comes all the same is served as ever, since it
+// takes a while until nobody is sent here. It comes before Start's context ends.
+func (g *Gateway) Leave() { g.leaving.Store(true) }
 
 // NeedLeaderElection is false: every replica serves.
 func (g *Gateway) NeedLeaderElection() bool { return false }

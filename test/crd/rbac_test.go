@@ -80,9 +80,11 @@ func TestRoles(t *testing.T) {
 				}
 				continue
 			}
-			// The request keys, in the operator's own namespace: the manager makes them, and nobody changes them.
+			// The request keys and the gateways' certificate, in the operator's own namespace: the manager makes them, and
+			// nobody changes the keys.
 			keys := r.kind == "Role" && r.namespace == "holdfast-system" && slices.Equal(rule.Resources, []string{"secrets"}) &&
 				(slices.Equal(rule.ResourceNames, []string{"holdfast-request-keys"}) && slices.Equal(rule.Verbs, []string{"get"}) ||
+					r.name == "holdfast-manager" && slices.Equal(rule.ResourceNames, []string{"holdfast-gateway-ca", "holdfast-gateway-tls"}) && slices.Equal(rule.Verbs, []string{"get", "update"}) ||
 					r.name == "holdfast-manager" && len(rule.ResourceNames) == 0 && slices.Equal(rule.Verbs, []string{"create"}))
 			if slices.Contains(rule.Resources, "secrets") && !keys && (r.kind == "ClusterRole" || r.namespace == "holdfast-system" || len(rule.ResourceNames) == 0 || !slices.Equal(rule.Verbs, []string{"get"})) {
 				t.Errorf("%s %s: reads more than single Secrets of one namespace", r.kind, r.name)

@@ -138,6 +138,7 @@ configmaps: create get list patch update watch
 events: create patch
 secrets: create
 secrets[holdfast-request-keys]: get
+secrets[holdfast-gateway-ca holdfast-gateway-tls]: get update
 `,
 			namespace: `
 secrets[provider]: get

@@ -50,7 +50,7 @@ func (w *Whole) applyConfig(ctx context.Context) error {
 	if err := eventually(ctx, "the kinds are established", func(ctx context.Context) error { return established(ctx, admin) }); err != nil {
 		return err
 	}
-	if err := w.apply(ctx, "-k", filepath.Join(w.o.Root, "config", "default")); err != nil {
+	if err := w.apply(ctx, "-k", filepath.Join(w.o.Root, "config", "without-manager")); err != nil {
 		return err
 	}
 	return eventually(ctx, "the admission policies are in force", func(ctx context.Context) error { return inForce(ctx, admin) })
