@@ -73,6 +73,8 @@ type Deployed struct {
 	Ready bool
 	// Reason and Message are the condition's.
 	Reason, Message string
+	// kept is what the store's Secret says of its memory; nil: it could not be read.
+	kept *workload.Kept
 }
 
 // Deployer deploys the servers of stores. Apply is to be called again and again: it goes by
@@ -129,15 +131,30 @@ func (d *Deployer) Apply(ctx context.Context, s *v1alpha1.IdempotencyStore) (Dep
 	if s.DeletionTimestamp != nil {
 		return Deployed{Reason: reasonTerminating, Message: "The store is being deleted; its Secret and its volume stay."}, nil
 	}
-	out, err := d.apply(ctx, s)
+	credentials, err := d.credentials(ctx, s)
 	if err == nil {
-		return out, nil
+		kept := credentials.Kept()
+		var out Deployed
+		if out, err = d.apply(ctx, s, credentials); err == nil {
+			out.kept = &kept
+			return out, nil
+		}
 	}
 	var why stopped
 	if errors.As(d.explain(ctx, s, err), &why) {
 		return Deployed{Reason: why.reason, Message: why.message}, nil
 	}
 	return Deployed{}, err
+}
+
+// keep writes to the store's Secret what is remembered of the store.
+func (d *Deployer) keep(ctx context.Context, s *v1alpha1.IdempotencyStore, kept workload.Kept) error {
+	c, err := d.credentials(ctx, s)
+	if err != nil {
+		return err
+	}
+	c.Keep(kept)
+	return d.writeSecret(ctx, c)
 }
 
 // explain turns what the API server will say again and again into a reason.
@@ -223,11 +240,7 @@ func (d *Deployer) name(ctx context.Context) string {
 	return d.self
 }
 
-func (d *Deployer) apply(ctx context.Context, s *v1alpha1.IdempotencyStore) (Deployed, error) {
-	credentials, err := d.credentials(ctx, s)
-	if err != nil {
-		return Deployed{}, err
-	}
+func (d *Deployer) apply(ctx context.Context, s *v1alpha1.IdempotencyStore, credentials workload.Credentials) (Deployed, error) {
 	shown, ca, err := d.certificate(ctx, s)
 	if err != nil {
 		return Deployed{}, err

@@ -29,9 +29,11 @@ import (
 	"github.com/valkey-io/valkey-go"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
+	"github.com/holdfast-dev/holdfast/internal/guard"
 	"github.com/holdfast-dev/holdfast/internal/store"
 	"github.com/holdfast-dev/holdfast/internal/store/postgres"
 	"github.com/holdfast-dev/holdfast/internal/store/redis"
@@ -697,4 +699,93 @@ func TestSecretLost(t *testing.T) {
 			t.Errorf("the message is %q", message)
 		}
 	})
+}
+
+// A deployed store whose object, and all that the operator remembers, went with an uninstallation: its Secret tells
+// what it had. So an emptied volume is no first use, and what is left of an accepted loss is not forgotten.
+func TestSecretRemembersTheStore(t *testing.T) {
+	w := newWorld(t)
+	w.permit()
+	s := w.redisStore("payments")
+	n := w.node(s)
+	w.create(s, w.budget("refunds", "payments"), w.tool("refund", "refunds"))
+	var p *process
+	install := func() {
+		t.Helper()
+		p = startAs(t, operatorUser, Options{DataDir: t.TempDir(), Controllers: true, Gateway: true, GatewayName: "both", Dial: n.dial})
+	}
+	server := func(container string) {
+		t.Helper()
+		eventually(t, func() error { return w.get(workload.Name(s), &appsv1.StatefulSet{}) })
+		n.start()
+		w.kubelet(s, container)
+	}
+	uninstall := func() {
+		t.Helper()
+		p.stop()
+		// What the store made without an owner stays. Here is nobody who collects the rest.
+		for _, o := range w.children(s) {
+			if _, is := o.(*corev1.Secret); !is {
+				must(t, admin.Delete(w.ctx, o))
+			}
+		}
+		must(t, admin.Delete(w.ctx, &corev1.Pod{ObjectMeta: w.meta(workload.PodName(s))}, client.GracePeriodSeconds(0)))
+		must(t, admin.Delete(w.ctx, w.redisStore("payments")))
+		forgotten := map[string]*string{}
+		for key := range w.memory() {
+			if strings.Contains(key, "."+w.ns+"_") {
+				forgotten[key] = nil
+			}
+		}
+		if len(forgotten) < 4 {
+			t.Fatalf("the operator should remember a store, a budget and a tool: %v", w.memory())
+		}
+		w.remember(forgotten)
+		n.kill()
+	}
+	known := func() (epoch, domain, loss string) {
+		t.Helper()
+		m := w.memory()
+		return m[w.key(epochOf, "payments")], m[w.key(keyDomainOf, "payments")], m[w.key(lossOf, "payments")]
+	}
+
+	install()
+	server("one")
+	w.claim(s, "any")
+	w.toolReady("refund")
+	w.pay(p, "refund", "k1", "9", "10", guard.AttemptSucceeded)
+	epoch, domain, _ := known()
+	uninstall()
+
+	// The volume is emptied while nobody is there to see it.
+	must(t, os.RemoveAll(filepath.Join(n.dir, "data")))
+	must(t, os.Mkdir(filepath.Join(n.dir, "data"), 0o700))
+	install()
+	w.create(w.redisStore("payments"))
+	server("two")
+	w.condition(&v1alpha1.IdempotencyStore{}, "payments", v1alpha1.ConditionEpochAccepted, metav1.ConditionFalse, reasonMemoryLost)
+	for _, id := range []string{"k1", "k2"} {
+		if _, err := w.try(p, "refund", id, "9", "10"); !errors.Is(err, store.ErrMemoryLost) {
+			t.Fatalf("%s: nobody should be let in, got %v", id, said(err))
+		}
+	}
+	w.accept("payments", epoch, "")
+	w.toolReady("refund")
+	next, sameDomain, loss := known()
+	if next == epoch || sameDomain != domain || !strings.HasSuffix(loss, " "+epoch) {
+		t.Fatalf("accepted, it is remembered as %q, %q and %q; before as %q and %q", next, sameDomain, loss, epoch, domain)
+	}
+	w.holdOf(p, "k1", "9", "10")
+	uninstall()
+
+	// The same once more, with all its records.
+	install()
+	w.create(w.redisStore("payments"))
+	server("three")
+	w.toolReady("refund")
+	if e, d, l := known(); e != next || d != domain || l != loss {
+		t.Errorf("put back it is remembered as %q, %q and %q, and should be as %q, %q and %q", e, d, l, next, domain, loss)
+	}
+	// Of what was lost nobody knows whether it was paid.
+	w.holdOf(p, "k3", "7", "10")
 }

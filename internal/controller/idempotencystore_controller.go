@@ -319,6 +319,9 @@ func (r *StoreReconciler) look(parent context.Context, obj *v1alpha1.Idempotency
 	if err != nil {
 		return v, failNew(fmt.Errorf("%w: %w", store.ErrUnavailable, err))
 	}
+	if known, err = r.recalled(ctx, nn, v.deployed, known); err != nil {
+		return v, fail(fmt.Errorf("%w: %w", store.ErrUnavailable, err))
+	}
 	v.epoch = known.epoch(nn)
 	s, err := r.settingsOf(ctx, obj)
 	if err != nil {
@@ -378,6 +381,11 @@ func (r *StoreReconciler) look(parent context.Context, obj *v1alpha1.Idempotency
 	if err := r.engine(ctx, obj, o, standing, known); err != nil {
 		return v, failNew(err)
 	}
+	if is := known.kept(nn); v.deployed != nil && v.deployed.kept != nil && *v.deployed.kept != is {
+		if err := r.Deployer.keep(ctx, obj, is); err != nil {
+			return v, failNew(fmt.Errorf("%w: note in the store's Secret what is remembered of it: %w", store.ErrUnavailable, err))
+		}
+	}
 	if err := r.judgeClock(ctx, obj, o, standing, known); errors.Is(err, guard.ErrClockJumped) {
 		return v, r.refuse(nn, o, err)
 	} else if err != nil {
@@ -394,6 +402,19 @@ func (r *StoreReconciler) look(parent context.Context, obj *v1alpha1.Idempotency
 	o.engine.Resume()
 	r.serve(nn, o)
 	return v, nil
+}
+
+// recalled is what is known of the stores, with what the Secret of this one says where nothing
+// else is known of it. Whoever does not lead finds it in the operator's memory, or waits.
+func (r *StoreReconciler) recalled(ctx context.Context, nn types.NamespacedName, d *Deployed, known storeMemory) (storeMemory, error) {
+	if d == nil || d.kept == nil || *d.kept == (workload.Kept{}) || known.kept(nn) != (workload.Kept{}) {
+		return known, nil
+	}
+	log.FromContext(ctx).Info("nothing is remembered of the store but what its Secret says", "epoch", d.kept.Epoch)
+	if err := r.Memory.recall(ctx, nn, *d.kept); err != nil {
+		return known, err
+	}
+	return r.Memory.stores(ctx)
 }
 
 // refuse lets no call in. What was let in can be settled, and holds be resolved.

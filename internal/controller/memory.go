@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/holdfast-dev/holdfast/internal/store"
+	"github.com/holdfast-dev/holdfast/internal/workload"
 )
 
 // MemoryName is the name of the ConfigMap.
@@ -280,6 +281,27 @@ func (s storeMemory) seen(of types.NamespacedName) (sighting, error) {
 		return sighting{}, fmt.Errorf("the key %q is not readable: %w", key, err)
 	}
 	return last, nil
+}
+
+// kept is what the Secret of a deployed store is to say of it.
+func (s storeMemory) kept(of types.NamespacedName) workload.Kept {
+	return workload.Kept{Epoch: s.epoch(of), KeyDomain: s.keyDomain(of), Loss: s[memoryKey(lossOf, of)]}
+}
+
+// recall remembers a store by what its Secret says, where nothing is remembered of it: this
+// ConfigMap goes with the operator's namespace, and the Secret does not.
+func (m *Memory) recall(ctx context.Context, of types.NamespacedName, kept workload.Kept) error {
+	return m.change(ctx, func(data map[string]string) bool {
+		if known := storeMemory(data).kept(of); known != (workload.Kept{}) {
+			return false
+		}
+		for kind, value := range map[string]string{epochOf: kept.Epoch, keyDomainOf: kept.KeyDomain, lossOf: kept.Loss} {
+			if value != "" {
+				data[memoryKey(kind, of)] = value
+			}
+		}
+		return true
+	})
 }
 
 // rememberStore writes a store's identity where none is remembered, and how far it has come.

@@ -50,6 +50,11 @@ const (
 	acceptedAnnotation = v1alpha1.GroupName + "/accepted"
 	// rotatedAnnotation is when the password was exchanged.
 	rotatedAnnotation = v1alpha1.GroupName + "/rotated-at"
+	// What is remembered of the store: the epoch and key domain of its records, and the last loss of
+	// them that was accepted.
+	epochAnnotation     = v1alpha1.GroupName + "/epoch"
+	keyDomainAnnotation = v1alpha1.GroupName + "/key-domain"
+	lossAnnotation      = v1alpha1.GroupName + "/loss"
 )
 
 // StoreUser is the name under which clients connect, and that of the database.
@@ -114,6 +119,25 @@ func ReadCredentials(store *v1alpha1.IdempotencyStore, secret *corev1.Secret) (C
 		}
 	}
 	return c, nil
+}
+
+// Kept is what the Secret says of the store's memory. The Secret outlives the store's object, and
+// the operator's namespace.
+type Kept struct{ Epoch, KeyDomain, Loss string }
+
+// Kept reads it.
+func (c Credentials) Kept() Kept {
+	of := c.Secret.Annotations
+	return Kept{Epoch: of[epochAnnotation], KeyDomain: of[keyDomainAnnotation], Loss: of[lossAnnotation]}
+}
+
+// Keep writes it.
+func (c Credentials) Keep(k Kept) {
+	c.annotate(epochAnnotation, k.Epoch)
+	c.annotate(keyDomainAnnotation, k.KeyDomain)
+	if c.annotate(lossAnnotation, k.Loss); k.Loss == "" {
+		delete(c.Secret.Annotations, lossAnnotation)
+	}
 }
 
 func (c Credentials) redis() bool { return c.store.Spec.Redis != nil }
