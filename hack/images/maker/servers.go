@@ -1,0 +1,70 @@
+// This file is the images of the stores' servers, for tests: Debian's Redis and PostgreSQL,
+// to be run as the operator runs the official ones.
+
+package main
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"io/fs"
+	"path"
+	"strings"
+)
+
+// serverUser is what the official images have, and what the operator's pods run as.
+const serverUser = 999
+
+//go:embed files/postgres-entrypoint.sh
+var postgresEntrypoint []byte
+
+// shell is what the operator's probes and start scripts are written for.
+var shell = []string{"dash", "coreutils", "grep", "libc-bin"}
+
+func server(name, description, home string, t tree, parts []part) image {
+	users(t, name, home, serverUser)
+	t.dir("/tmp", fs.ModeSticky|0o777)
+	t.dir("/run", 0o755)
+	t.link("/var/run", "../run")
+	t.dir(home, 0o755)
+	f := t[clean(home)]
+	f.uid, f.gid = serverUser, serverUser
+	t[clean(home)] = f
+	return image{
+		name: name, description: description, layers: []tree{t}, parts: parts,
+		user: "999:999", env: []string{"PATH=/usr/local/bin:/usr/bin:/bin"}, workingDir: home,
+	}
+}
+
+func redisImage(ctx context.Context, d debian) (image, error) {
+	t, parts, err := d.tree(ctx, append(shell, "redis-server", "redis-tools")...)
+	if err != nil {
+		return image{}, err
+	}
+	i := server("redis", "Debian's Redis, for tests", "/data", t, parts)
+	i.cmd = []string{"redis-server", "--bind", "*", "--protected-mode", "yes"}
+	return i, nil
+}
+
+func postgresImage(ctx context.Context, d debian) (image, error) {
+	t, parts, err := d.tree(ctx, append(shell, "postgresql", "libnss-wrapper")...)
+	if err != nil {
+		return image{}, err
+	}
+	bin := ""
+	for name := range t {
+		if ok, err := path.Match("usr/lib/postgresql/*/bin/postgres", name); err == nil && ok {
+			bin = "/" + path.Dir(name)
+		}
+	}
+	if bin == "" {
+		return image{}, errors.New("the packages have no /usr/lib/postgresql/*/bin/postgres")
+	}
+	const entry = "/usr/local/bin/postgres-entrypoint.sh"
+	t.file(entry, 0o755, postgresEntrypoint)
+	i := server("postgres", "Debian's PostgreSQL, for tests", "/var/lib/postgresql", t, parts)
+	t.dir("/run/postgresql", fs.ModeSticky|0o777)
+	i.env = []string{"PATH=" + strings.Join([]string{bin, "/usr/local/bin", "/usr/bin", "/bin"}, ":"), "PGDATA=/var/lib/postgresql/data/pgdata"}
+	i.entrypoint, i.cmd = []string{entry}, []string{"postgres"}
+	return i, nil
+}
