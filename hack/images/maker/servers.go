@@ -65,6 +65,8 @@ func postgresImage(ctx context.Context, d debian) (image, error) {
 	i := server("postgres", "Debian's PostgreSQL, for tests", "/var/lib/postgresql", t, parts)
 	t.dir("/run/postgresql", fs.ModeSticky|0o777)
 	i.env = []string{"PATH=" + strings.Join([]string{bin, "/usr/local/bin", "/usr/bin", "/bin"}, ":"), "PGDATA=/var/lib/postgresql/data/pgdata"}
+	// Clients ask the system for the user's name, and it may know none.
+	i.env = append(i.env, "PGUSER=postgres")
 	i.entrypoint, i.cmd = []string{entry}, []string{"postgres"}
 	return i, nil
 }
