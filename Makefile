@@ -11,6 +11,8 @@ TESTFLAGS ?= -count=1 -timeout=60m
 PKG ?= ./...
 # What the whole is run on for its tests from outside, one after another.
 STORES ?= bolt redis postgres
+# What make images makes, such as manager; empty: all.
+IMAGES ?=
 # How many processes share the tests from outside, each with a whole of its own: they mostly wait.
 PROCESSES ?= 2
 # Further flags of ginkgo for them, such as --focus.
@@ -46,6 +48,10 @@ down: ## End what `make up` started, and remove its data.
 .PHONY: build
 build: ## Build the manager and the test provider into bin/.
 	go build -buildvcs=false -o bin/ ./cmd/manager ./test/provider/cmd/provider
+
+.PHONY: images
+images: ## Make the container images into dist/images, without Docker; redis and postgres, for tests, need Debian's apt.
+	@go run ./hack/images -o dist/images $(IMAGES)
 
 .PHONY: generate
 generate: bin/controller-gen bin/crd-ref-docs ## Generate code, CRDs and docs/api.md from the types in api/, the table of metrics, and Argo CD's ConfigMap.
@@ -93,6 +99,8 @@ test: ## Run all tests, those against a real API server and from outside include
 		go test -C test/prometheus -mod=readonly $(TESTFLAGS) ./...; \
 		echo "test: what Argo CD, Flux and kstatus make of the kinds"; \
 		go test -C test/gitops -mod=readonly $(TESTFLAGS) ./...; \
+		echo "test: the program that makes the images"; \
+		go test -C hack/images/maker -mod=readonly $(TESTFLAGS) ./...; \
 	fi; \
 	if [[ $$(go env CGO_ENABLED) == 1 ]]; then \
 		echo "test: once more with the race detector: $(RACE_PKG)"; \

@@ -78,6 +78,9 @@ func (p program) image(ctx context.Context, source, dir string, s stamp) (image,
 	if err != nil {
 		return image{}, err
 	}
+	if libraries, interpreter, err := linked(binary); err != nil || len(libraries) > 0 || interpreter != "" {
+		return image{}, fmt.Errorf("program %s is not static: it asks for %q, %q (%v)", p.name, interpreter, libraries, err)
+	}
 	base, err := base()
 	if err != nil {
 		return image{}, err
