@@ -146,13 +146,13 @@ func (d debian) update(ctx context.Context) error {
 	if err == nil && time.Since(info.ModTime()) < listsAge {
 		return nil
 	}
-	fmt.Fprintln(d.log, "images: fetching the lists of Debian's packages")
+	say(d.log, "images: fetching the lists of Debian's packages")
 	if _, fetch := d.apt(ctx, "", "-qq", "update", "--error-on=any"); fetch != nil {
 		if err != nil {
 			return fetch
 		}
 		// The older ones are right, if not the newest.
-		fmt.Fprintln(d.log, "images: using the lists of", info.ModTime().Format(time.DateTime)+":", fetch)
+		say(d.log, "images: using the lists of %s: %v", info.ModTime().Format(time.DateTime), fetch)
 		return nil
 	}
 	return os.WriteFile(done, nil, 0o644)
@@ -213,7 +213,7 @@ func (d debian) fetch(ctx context.Context, all []archive) error {
 	if len(missing) == 0 {
 		return nil
 	}
-	fmt.Fprintf(d.log, "images: downloading %d of Debian's packages\n", len(missing))
+	say(d.log, "images: downloading %d of Debian's packages", len(missing))
 	dir, err := os.MkdirTemp(d.dir, "download-")
 	if err != nil {
 		return err

@@ -62,7 +62,7 @@ func parse(args []string, log io.Writer) (orders, error) {
 	fs.StringVar(&o.version, "version", "", "the images' tag, and what the programs call themselves; dev unless -commit is given")
 	fs.StringVar(&o.commit, "commit", "", "build the programs of this commit, and not of the files as they are")
 	fs.Usage = func() {
-		fmt.Fprintf(log, "usage: go run ./hack/images -o DIR [flags] [%s]\n\nWithout names it makes all of them.\n", strings.Join(names(), "|"))
+		say(log, "usage: go run ./hack/images -o DIR [flags] [%s]\n\nWithout names it makes all of them.", strings.Join(names(), "|"))
 		fs.PrintDefaults()
 	}
 	if err := fs.Parse(args); err != nil {
@@ -138,7 +138,7 @@ func (o orders) make(ctx context.Context, tell func(made) error) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(o.log, "images: %s, %s\n", m.Reference, time.Since(start).Round(time.Millisecond))
+		say(o.log, "images: %s, %s", m.Reference, time.Since(start).Round(time.Millisecond))
 		if err := tell(m); err != nil {
 			return err
 		}
@@ -158,6 +158,9 @@ func (o orders) image(ctx context.Context, name, source, bin string, s stamp) (i
 	}
 	return postgresImage(ctx, d)
 }
+
+// say tells how it goes. Whoever listens may be gone: that stops nothing.
+func say(log io.Writer, format string, args ...any) { _, _ = fmt.Fprintf(log, format+"\n", args...) }
 
 // created is the time that an image says it was made at: none that differs from build to build.
 func created(text string) (time.Time, error) {

@@ -78,8 +78,12 @@ func (p program) image(ctx context.Context, source, dir string, s stamp) (image,
 	if err != nil {
 		return image{}, err
 	}
-	if libraries, interpreter, err := linked(binary); err != nil || len(libraries) > 0 || interpreter != "" {
-		return image{}, fmt.Errorf("program %s is not static: it asks for %q, %q (%v)", p.name, interpreter, libraries, err)
+	libraries, interpreter, err := linked(binary)
+	if err != nil {
+		return image{}, fmt.Errorf("program %s: %w", p.name, err)
+	}
+	if len(libraries) > 0 || interpreter != "" {
+		return image{}, fmt.Errorf("program %s is not static: it asks for %q and %q", p.name, interpreter, libraries)
 	}
 	base, err := base()
 	if err != nil {
