@@ -4,7 +4,8 @@
 //
 // A policy is cluster-scoped, so no tool can own it. It is named by a hash of the tool, its
 // annotations say whose it is, and its label says which installation made it; one whose tool
-// is gone is found by that label. Nothing carries a finalizer: a policy that is left behind
+// is gone is found by that label. The operator's namespace owns it, so that an installation
+// that is taken away leaves none behind. Nothing carries a finalizer: a policy that is left
 // matches objects of a tool that does not exist, and nothing else.
 //
 // It is a fence. Whoever registers an intent asks the same rules again.
@@ -18,6 +19,7 @@ import (
 	"strings"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	admissionv1ac "k8s.io/client-go/applyconfigurations/admissionregistration/v1"
@@ -47,6 +49,15 @@ type Operator struct {
 type Policies struct {
 	Policy  *admissionv1ac.ValidatingAdmissionPolicyApplyConfiguration
 	Binding *admissionv1ac.ValidatingAdmissionPolicyBindingApplyConfiguration
+}
+
+// GoWith has both collected when the operator's namespace is deleted.
+func (p *Policies) GoWith(namespace *corev1.Namespace) {
+	owner := func() *metav1ac.OwnerReferenceApplyConfiguration {
+		return metav1ac.OwnerReference().WithAPIVersion("v1").WithKind("Namespace").WithName(namespace.Name).WithUID(namespace.UID)
+	}
+	p.Policy.WithOwnerReferences(owner())
+	p.Binding.WithOwnerReferences(owner())
 }
 
 // Name is that of a tool's policy and binding.

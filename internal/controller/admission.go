@@ -15,6 +15,7 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -103,6 +104,12 @@ func (f *Fences) apply(ctx context.Context, tool *v1alpha1.AgentTool) ([]string,
 	if want == nil {
 		return nil, f.remove(ctx, nn)
 	}
+	// Its present UID: by that of one that is gone, what is applied would be collected at once.
+	var own corev1.Namespace
+	if err := f.live.Get(ctx, types.NamespacedName{Name: f.namespace}, &own); err != nil {
+		return nil, fmt.Errorf("read the operator's own namespace: %w", err)
+	}
+	want.GoWith(&own)
 	policy, binding := &admissionv1.ValidatingAdmissionPolicy{}, &admissionv1.ValidatingAdmissionPolicyBinding{}
 	err = applyFence(ctx, f, policy, want.Policy, admissionv1ac.ExtractValidatingAdmissionPolicy)
 	if err == nil {

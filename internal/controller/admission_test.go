@@ -10,6 +10,7 @@ import (
 	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -110,8 +111,11 @@ func TestRulesThatDenyAreAPolicyOfTheAPIServer(t *testing.T) {
 		fmt.Sprint(rules[0].APIGroups, rules[0].APIVersions, rules[0].Resources, rules[0].Operations) != "[guardrails.holdfast.dev] [v1alpha1] [paymentintents] [CREATE]" {
 		t.Errorf("it matches %s", asJSON(policy.Spec.MatchConstraints))
 	}
+	var own corev1.Namespace
+	must(t, admin.Get(w.ctx, types.NamespacedName{Name: operatorNamespace}, &own))
 	for _, o := range []client.Object{policy, binding} {
-		if len(o.GetOwnerReferences()) != 0 || len(o.GetFinalizers()) != 0 || o.GetLabels()[admission.Label] != operatorNamespace || o.GetAnnotations()["guardrails.holdfast.dev/agenttool"] != w.ns+"/refund" {
+		// It goes with the operator's namespace, and with nothing else.
+		if owners := o.GetOwnerReferences(); len(owners) != 1 || owners[0].UID != own.UID || owners[0].Kind != "Namespace" || owners[0].BlockOwnerDeletion != nil || len(o.GetFinalizers()) != 0 || o.GetLabels()[admission.Label] != operatorNamespace || o.GetAnnotations()["guardrails.holdfast.dev/agenttool"] != w.ns+"/refund" {
 			t.Errorf("%T: %s", o, asJSON(o))
 		}
 	}
