@@ -1,5 +1,6 @@
 // Package assets finds the programs of a local control plane: etcd,
-// kube-apiserver, kubectl and kube-controller-manager.
+// kube-apiserver, kubectl and kube-controller-manager, and those that a cluster with
+// nodes needs beside them: kube-scheduler, kubelet, kube-proxy and CoreDNS.
 //
 // It looks in this order: the directory that KUBEBUILDER_ASSETS names; what an
 // earlier run has left in the user's cache directory; what setup-envtest can
@@ -29,6 +30,10 @@ const (
 	apiServer         = "kube-apiserver"
 	kubectl           = "kubectl"
 	controllerManager = "kube-controller-manager"
+	scheduler         = "kube-scheduler"
+	kubelet           = "kubelet"
+	kubeProxy         = "kube-proxy"
+	coreDNS           = "coredns"
 )
 
 // EnvDir names the directory to take the programs from.
@@ -49,9 +54,28 @@ type Assets struct {
 	ControllerManager string
 }
 
+// Nodes are the programs of a cluster with nodes, as absolute paths.
+type Nodes struct {
+	Assets
+
+	Scheduler string
+	Kubelet   string
+	KubeProxy string
+	CoreDNS   string
+}
+
 // Find returns the programs and makes those that are missing. It tells log what
 // it does, since a first build takes minutes.
 func Find(ctx context.Context, log io.Writer) (*Assets, error) {
+	return newFinder(ctx, log).find(ctx)
+}
+
+// FindNodes is Find for a cluster with nodes.
+func FindNodes(ctx context.Context, log io.Writer) (*Nodes, error) {
+	return newFinder(ctx, log).findNodes(ctx)
+}
+
+func newFinder(ctx context.Context, log io.Writer) finder {
 	return finder{
 		env: os.Getenv,
 		log: log,
@@ -65,7 +89,7 @@ func Find(ctx context.Context, log io.Writer) (*Assets, error) {
 		versions: func() (Versions, error) { return ReadVersions(ctx) },
 		download: download,
 		build:    build,
-	}.find(ctx)
+	}
 }
 
 // finder is the order of the search; what touches the world is in its fields.
@@ -154,6 +178,39 @@ func (f finder) complete(ctx context.Context, dir string) (*Assets, error) {
 	}, nil
 }
 
+// findNodes takes the programs of the nodes from the named directory too, and
+// builds what it lacks: nobody offers them for download.
+func (f finder) findNodes(ctx context.Context) (*Nodes, error) {
+	found, err := f.find(ctx)
+	if err != nil {
+		return nil, err
+	}
+	n := &Nodes{Assets: *found}
+	for _, p := range []struct {
+		path *string
+		name string
+	}{{&n.Scheduler, scheduler}, {&n.Kubelet, kubelet}, {&n.KubeProxy, kubeProxy}, {&n.CoreDNS, coreDNS}} {
+		dir := found.Dir
+		if len(lacking(dir, p.name)) > 0 {
+			cache, v, err := f.cacheAndVersions()
+			if err != nil {
+				return nil, err
+			}
+			dir = builtDir(cache, v)
+			if p.name == coreDNS {
+				dir = filepath.Join(cache, coreDNS+"-"+v.CoreDNS)
+			}
+			if len(lacking(dir, p.name)) > 0 {
+				if err := f.build(ctx, f.log, v, dir, p.name); err != nil {
+					return nil, err
+				}
+			}
+		}
+		*p.path = filepath.Join(dir, p.name)
+	}
+	return n, nil
+}
+
 func (f finder) cacheAndVersions() (string, Versions, error) {
 	cache, err := f.cache()
 	if err != nil {
@@ -184,6 +241,7 @@ func lacking(dir string, names ...string) []string {
 type Versions struct {
 	Kubernetes string // v1.36.3
 	Etcd       string // v3.6.16
+	CoreDNS    string // v1.14.1
 }
 
 // minor is the Kubernetes version without its patch and v: 1.36.
@@ -219,10 +277,12 @@ func ReadVersions(ctx context.Context) (Versions, error) {
 			v.Kubernetes = r.Version
 		case "go.etcd.io/etcd/server/v3":
 			v.Etcd = r.Version
+		case "github.com/coredns/coredns":
+			v.CoreDNS = r.Version
 		}
 	}
-	if v.Kubernetes == "" || v.Etcd == "" {
-		return Versions{}, fmt.Errorf("%s/go.mod must require k8s.io/kubernetes and go.etcd.io/etcd/server/v3", dir)
+	if v.Kubernetes == "" || v.Etcd == "" || v.CoreDNS == "" {
+		return Versions{}, fmt.Errorf("%s/go.mod must require k8s.io/kubernetes, go.etcd.io/etcd/server/v3 and github.com/coredns/coredns", dir)
 	}
 	return v, nil
 }

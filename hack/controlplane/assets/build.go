@@ -25,10 +25,14 @@ import (
 const progressEvery = 15 * time.Second
 
 func packageOf(name string) string {
-	if name == etcd {
+	switch name {
+	case etcd:
 		return "go.etcd.io/etcd/server/v3"
+	case coreDNS:
+		return "./coredns"
+	default:
+		return "k8s.io/kubernetes/cmd/" + name
 	}
-	return "k8s.io/kubernetes/cmd/" + name
 }
 
 func build(ctx context.Context, log io.Writer, v Versions, dir string, names ...string) error {
@@ -124,7 +128,7 @@ func compile(ctx context.Context, log io.Writer, mod string, v Versions, name, l
 // and its version-gated features are off.
 func ldflags(name string, v Versions) string {
 	flags := []string{"-s", "-w"}
-	if name == etcd {
+	if name == etcd || name == coreDNS {
 		return strings.Join(flags, " ")
 	}
 	major, minor, _ := strings.Cut(v.minor(), ".")

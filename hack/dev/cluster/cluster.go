@@ -1,6 +1,7 @@
 // Package cluster runs a local control plane in a state directory: etcd,
 // kube-apiserver and kube-controller-manager, with real authentication, RBAC,
-// ServiceAccount tokens and admission policies, and no nodes.
+// ServiceAccount tokens and admission policies. It has no nodes, unless it is told
+// where they are: then it is reached from them too, and kube-scheduler runs beside it.
 //
 // The processes outlive the one that started them. What is needed to find them
 // again is in the state directory, which belongs to this package: Up may be
@@ -17,6 +18,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -48,7 +50,10 @@ const (
 )
 
 // The names of the processes, in the order of their start.
-var controlPlane = []string{"etcd", "kube-apiserver", "kube-controller-manager"}
+var controlPlane = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"}
+
+// The network of the Services where there are no nodes that could reach one.
+const noServices = "10.0.0.0/24"
 
 // Options say what to start.
 type Options struct {
@@ -62,6 +67,34 @@ type Options struct {
 	Namespace string
 	// Log is told what happens; nil for nobody.
 	Log io.Writer
+	// Nodes makes it the control plane of a cluster with nodes; nil for none. It must be
+	// the same at each start of a state directory.
+	Nodes *Nodes
+}
+
+// Nodes is what the control plane knows of its nodes before they are there.
+type Nodes struct {
+	// Address is this machine's, as the nodes reach it. The API server listens on it alone.
+	Address netip.Addr
+	// Services is the network of the Services.
+	Services netip.Prefix
+	// Silence is how long a node may say nothing before it is not ready.
+	Silence time.Duration
+}
+
+// api is the address of the API server.
+func (o Options) api() netip.Addr {
+	if o.Nodes == nil {
+		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	}
+	return o.Nodes.Address
+}
+
+func (o Options) services() netip.Prefix {
+	if o.Nodes == nil {
+		return netip.MustParsePrefix(noServices)
+	}
+	return o.Nodes.Services
 }
 
 // Cluster is a running control plane, or an existing one with a state directory
@@ -102,15 +135,25 @@ func Up(ctx context.Context, o Options) (*Cluster, error) {
 		return nil, err
 	}
 	c := Open(dir)
-	if c.existing {
+	if c.existing && o.Nodes == nil {
 		return c, c.useExisting(ctx)
 	}
-	found, err := assets.Find(ctx, o.Log)
-	if err != nil {
+	if c.existing {
+		return nil, fmt.Errorf("%s=true: nodes can only be added to a control plane that is started here; unset it", EnvExisting)
+	}
+	var found *assets.Nodes
+	if o.Nodes == nil {
+		alone, err := assets.Find(ctx, o.Log)
+		if err != nil {
+			return nil, err
+		}
+		found = &assets.Nodes{Assets: *alone}
+	} else if found, err = assets.FindNodes(ctx, o.Log); err != nil {
 		return nil, err
 	}
 	c.Kubectl = found.Kubectl
-	if err := c.pki().ensure(); err != nil {
+	// The first address of the Service network is the API server's own.
+	if err := c.pki().ensure(o.api(), o.services().Masked().Addr().Next()); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
@@ -221,23 +264,29 @@ func (c *Cluster) Down(ctx context.Context) error {
 }
 
 // start starts what is not running and waits.
-func (c *Cluster) start(ctx context.Context, found *assets.Assets, o Options) error {
+func (c *Cluster) start(ctx context.Context, found *assets.Nodes, o Options) error {
 	s, err := c.loadState(o)
 	if err != nil {
 		return err
 	}
-	if err := c.writeKubeconfigs(s, o.Namespace); err != nil {
+	if err := c.writeKubeconfigs(s, o); err != nil {
 		return err
 	}
-	for _, p := range []struct {
+	type program struct {
 		name  string
 		argv  []string
 		ready func(context.Context) error
-	}{
+	}
+	programs := []program{
 		{"etcd", c.etcdArgs(found, s), func(ctx context.Context) error { return c.etcdReady(ctx, s.EtcdPort) }},
-		{"kube-apiserver", c.apiServerArgs(found, s), c.apiServerReady},
-		{"kube-controller-manager", c.controllerManagerArgs(found), c.controllersReady},
-	} {
+		{"kube-apiserver", c.apiServerArgs(found, s, o), c.apiServerReady},
+		{"kube-controller-manager", c.controllerManagerArgs(found, o), c.controllersReady},
+	}
+	if o.Nodes != nil {
+		// It has done nothing before the first node is there, so nothing tells that it is ready.
+		programs = append(programs, program{"kube-scheduler", c.schedulerArgs(found), func(context.Context) error { return nil }})
+	}
+	for _, p := range programs {
 		started, err := c.processes.Ensure(p.name, p.argv, nil)
 		if err != nil {
 			return err
@@ -281,11 +330,12 @@ func (c *Cluster) loadState(o Options) (state, error) {
 func (c *Cluster) stateFile() string { return filepath.Join(c.dir, "cluster.json") }
 func (c *Cluster) pki() pki          { return pki{dir: filepath.Join(c.dir, "pki")} }
 
-func (c *Cluster) controllerManagerKubeconfig() string {
-	return filepath.Join(c.dir, "users", "kube-controller-manager.kubeconfig")
+// kubeconfigOf is where the kubeconfig of a component is.
+func (c *Cluster) kubeconfigOf(user string) string {
+	return filepath.Join(c.dir, "users", user+".kubeconfig")
 }
 
-func (c *Cluster) writeKubeconfigs(s state, namespace string) error {
+func (c *Cluster) writeKubeconfigs(s state, o Options) error {
 	if err := os.MkdirAll(filepath.Join(c.dir, "users"), 0o700); err != nil {
 		return err
 	}
@@ -293,11 +343,13 @@ func (c *Cluster) writeKubeconfigs(s state, namespace string) error {
 	if err != nil {
 		return err
 	}
-	server := "https://127.0.0.1:" + strconv.Itoa(s.APIServerPort)
-	for _, k := range []struct{ user, path, namespace string }{
-		{admin, c.Kubeconfig, namespace},
-		{manager, c.controllerManagerKubeconfig(), ""},
-	} {
+	server := "https://" + netip.AddrPortFrom(o.api(), uint16(s.APIServerPort)).String()
+	type kubeconfig struct{ user, path, namespace string }
+	kubeconfigs := []kubeconfig{{admin, c.Kubeconfig, o.Namespace}, {manager, c.kubeconfigOf(manager), ""}}
+	if o.Nodes != nil {
+		kubeconfigs = append(kubeconfigs, kubeconfig{scheduler, c.kubeconfigOf(scheduler), ""}, kubeconfig{proxy, c.kubeconfigOf(proxy), ""})
+	}
+	for _, k := range kubeconfigs {
 		user, err := c.pki().certificateUser(k.user)
 		if err != nil {
 			return err
@@ -309,7 +361,7 @@ func (c *Cluster) writeKubeconfigs(s state, namespace string) error {
 	return nil
 }
 
-func (c *Cluster) etcdArgs(found *assets.Assets, s state) []string {
+func (c *Cluster) etcdArgs(found *assets.Nodes, s state) []string {
 	p := c.pki()
 	client := "https://127.0.0.1:" + strconv.Itoa(s.EtcdPort)
 	peer := "https://127.0.0.1:" + strconv.Itoa(s.EtcdPeerPort)
@@ -334,39 +386,60 @@ func (c *Cluster) etcdArgs(found *assets.Assets, s state) []string {
 	return args
 }
 
-func (c *Cluster) apiServerArgs(found *assets.Assets, s state) []string {
+func (c *Cluster) apiServerArgs(found *assets.Nodes, s state, o Options) []string {
 	p := c.pki()
-	return []string{
+	args := []string{
 		found.APIServer,
 		"--etcd-servers=https://127.0.0.1:" + strconv.Itoa(s.EtcdPort),
 		"--etcd-cafile=" + p.cert(authority),
 		"--etcd-certfile=" + p.cert(etcdClient), "--etcd-keyfile=" + p.key(etcdClient),
-		"--bind-address=127.0.0.1", "--advertise-address=127.0.0.1",
+		"--bind-address=" + o.api().String(), "--advertise-address=" + o.api().String(),
 		"--secure-port=" + strconv.Itoa(s.APIServerPort),
 		"--tls-cert-file=" + p.cert(serving), "--tls-private-key-file=" + p.key(serving),
 		"--client-ca-file=" + p.cert(authority),
-		"--authorization-mode=RBAC",
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + p.cert(serviceAccount),
 		"--service-account-signing-key-file=" + p.key(serviceAccount),
-		"--service-cluster-ip-range=10.0.0.0/24",
-		// A loopback address is not a valid endpoint, and there are no nodes to use it.
-		"--endpoint-reconciler-type=none",
+		"--service-cluster-ip-range=" + o.services().String(),
 	}
+	if o.Nodes == nil {
+		return append(args,
+			"--authorization-mode=RBAC",
+			// A loopback address is not a valid endpoint, and there are no nodes to use it.
+			"--endpoint-reconciler-type=none",
+		)
+	}
+	return append(args,
+		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
+		"--kubelet-client-certificate="+p.cert(kubeletClient), "--kubelet-client-key="+p.key(kubeletClient),
+		"--kubelet-certificate-authority="+p.cert(authority),
+		"--kubelet-preferred-address-types=InternalIP",
+		"--allow-privileged",
+		// This machine has no kube-proxy: what is behind a Service is asked itself.
+		"--enable-aggregator-routing",
+	)
 }
 
-func (c *Cluster) controllerManagerArgs(found *assets.Assets) []string {
+func (c *Cluster) controllerManagerArgs(found *assets.Nodes, o Options) []string {
 	p := c.pki()
-	return []string{
+	args := []string{
 		found.ControllerManager,
-		"--kubeconfig=" + c.controllerManagerKubeconfig(),
+		"--kubeconfig=" + c.kubeconfigOf(manager),
 		"--service-account-private-key-file=" + p.key(serviceAccount),
 		"--root-ca-file=" + p.cert(authority),
 		"--use-service-account-credentials",
 		"--leader-elect=false",
 		"--secure-port=0",
+	}
+	if o.Nodes != nil {
+		return append(args,
+			"--node-monitor-period=2s",
+			"--node-monitor-grace-period="+o.Nodes.Silence.String(),
+		)
+	}
+	return append(args,
 		// What a cluster without nodes has a use for.
-		"--controllers=" + strings.Join([]string{
+		"--controllers="+strings.Join([]string{
 			"clusterrole-aggregation-controller",
 			"garbage-collector-controller",
 			"namespace-controller",
@@ -375,6 +448,15 @@ func (c *Cluster) controllerManagerArgs(found *assets.Assets) []string {
 			"serviceaccount-token-controller",
 			"validatingadmissionpolicy-status-controller",
 		}, ","),
+	)
+}
+
+func (c *Cluster) schedulerArgs(found *assets.Nodes) []string {
+	return []string{
+		found.Scheduler,
+		"--kubeconfig=" + c.kubeconfigOf(scheduler),
+		"--leader-elect=false",
+		"--secure-port=0",
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"io/fs"
 	"math/big"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
@@ -37,12 +38,16 @@ const (
 	etcdClient     = "etcd-client"
 	admin          = "admin"
 	manager        = "kube-controller-manager"
+	scheduler      = "kube-scheduler"
+	proxy          = "kube-proxy"
+	kubeletClient  = "kubelet-client"
 	serviceAccount = "service-account"
 )
 
 // ensure makes all files if there are none yet. They are made in another
 // directory that then gets this one's name, so a half-made set is never used.
-func (p pki) ensure() error {
+// api and service are the API server's addresses.
+func (p pki) ensure(api, service netip.Addr) error {
 	if _, err := os.Stat(p.dir); err == nil || !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -53,13 +58,13 @@ func (p pki) ensure() error {
 	if err := os.MkdirAll(tmp.dir, 0o700); err != nil {
 		return err
 	}
-	if err := tmp.make(); err != nil {
+	if err := tmp.make(api, service); err != nil {
 		return fmt.Errorf("making keys and certificates: %w", err)
 	}
 	return os.Rename(tmp.dir, p.dir)
 }
 
-func (p pki) make() error {
+func (p pki) make(api, service netip.Addr) error {
 	ca, caKey, err := p.makeAuthority()
 	if err != nil {
 		return err
@@ -67,10 +72,9 @@ func (p pki) make() error {
 	local := []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}
 	for name, c := range map[string]x509.Certificate{
 		serving: {
-			Subject: pkix.Name{CommonName: "kube-apiserver"},
-			// The first address of the Service network is the API server's own.
-			IPAddresses: append([]net.IP{net.IPv4(10, 0, 0, 1)}, local...),
-			DNSNames:    []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"},
+			Subject:     pkix.Name{CommonName: "kube-apiserver"},
+			IPAddresses: append([]net.IP{api.AsSlice(), service.AsSlice()}, local...),
+			DNSNames:    []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"},
 			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		},
 		etcdServing: {
@@ -88,6 +92,19 @@ func (p pki) make() error {
 		},
 		manager: {
 			Subject:     pkix.Name{CommonName: "system:kube-controller-manager"},
+			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		},
+		scheduler: {
+			Subject:     pkix.Name{CommonName: "system:kube-scheduler"},
+			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		},
+		proxy: {
+			Subject:     pkix.Name{CommonName: "system:kube-proxy"},
+			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		},
+		// The API server, as the kubelets see it.
+		kubeletClient: {
+			Subject:     pkix.Name{CommonName: "kube-apiserver-kubelet-client", Organization: []string{"system:masters"}},
 			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 		},
 	} {
