@@ -65,10 +65,7 @@ func (c *Cluster) MendPod(ctx context.Context, namespace, pod string) error {
 }
 
 // Running says whether a node's box is there.
-func (c *Cluster) Running(node string) bool {
-	_, err := c.world.command(context.Background(), node, true, "true")
-	return err == nil
-}
+func (c *Cluster) Running(node string) bool { return c.world.running(node) }
 
 func podTable(namespace, pod string) string { return "holdfast-cut-" + namespace + "/" + pod }
 
@@ -100,7 +97,11 @@ func (c *Cluster) drop(ctx context.Context, node, table, only string, addresses 
 		case a == node:
 			return fmt.Errorf("%s cannot be cut off from itself", node)
 		case c.knows(a) == nil:
-			texts = append(texts, c.world.networks(a)...)
+			all, err := c.world.networks(ctx, a)
+			if err != nil {
+				return err
+			}
+			texts = append(texts, all...)
 		case a == ControlPlane:
 			texts = append(texts, c.world.address(ControlPlane))
 		default:

@@ -1,5 +1,5 @@
 // What the cluster itself runs and has: the names' server, and volumes on the nodes' own
-// disks, which are there from the start as nobody makes new ones.
+// disks.
 
 package nodes
 
@@ -23,35 +23,50 @@ const volumes = 10
 // volumePath is where the i-th volume is, on a node's disk.
 func volumePath(i int) string { return fmt.Sprintf("/var/local/volumes/%d", i+1) }
 
-//go:embed furnish.yaml
-var furnishText string
+var (
+	//go:embed dns.yaml
+	dnsText string
+	//go:embed volumes.yaml
+	volumesText string
+)
 
-// furnish applies furnish.yaml and waits for the names' server.
+// furnish applies the names' server and the volumes, and waits for the first.
 func (m *machine) furnish(ctx context.Context) error {
-	t, err := template.New("furnish.yaml").Parse(furnishText)
-	if err != nil {
+	if err := m.apply(ctx, "dns.yaml", dnsText, map[string]any{
+		"Image": imageReference(dnsImage), "Address": dnsAddress.String(), "Replicas": min(2, len(m.state.Nodes)),
+	}); err != nil {
 		return err
 	}
+	if err := m.applyVolumes(ctx); err != nil {
+		return err
+	}
+	return m.world.kubectl(ctx, "--namespace=kube-system", "rollout", "status", "deployment/coredns", "--timeout="+readyLimit.String())
+}
+
+func (c *Cluster) applyVolumes(ctx context.Context) error {
 	type volume struct{ Name, Node, Path string }
 	var all []volume
-	for _, node := range m.state.Nodes {
+	for _, node := range c.state.Nodes {
 		for i := range volumes {
 			all = append(all, volume{fmt.Sprintf("%s-%d", node, i+1), node, volumePath(i)})
 		}
 	}
-	var text bytes.Buffer
-	if err := t.Execute(&text, map[string]any{
-		"DNSImage": imageReference(dnsImage), "DNSAddress": dnsAddress.String(), "DNSReplicas": min(2, len(m.state.Nodes)),
-		"StorageClass": StorageClass, "Volumes": all,
-	}); err != nil {
+	return c.apply(ctx, "volumes.yaml", volumesText, map[string]any{"Class": StorageClass, "Volumes": all})
+}
+
+// apply fills in a template and applies what it says.
+func (c *Cluster) apply(ctx context.Context, name, text string, values any) error {
+	t, err := template.New(name).Parse(text)
+	if err != nil {
 		return err
 	}
-	path := filepath.Join(m.dir, "furnish.yaml")
-	if err := os.WriteFile(path, text.Bytes(), 0o600); err != nil {
+	var filled bytes.Buffer
+	if err := t.Execute(&filled, values); err != nil {
 		return err
 	}
-	if err := m.kubectl(ctx, "apply", "-f", path); err != nil {
+	path := filepath.Join(c.dir, name)
+	if err := os.WriteFile(path, filled.Bytes(), 0o600); err != nil {
 		return err
 	}
-	return m.kubectl(ctx, "--namespace=kube-system", "rollout", "status", "deployment/coredns", "--timeout="+readyLimit.String())
+	return c.world.kubectl(ctx, "apply", "-f", path)
 }

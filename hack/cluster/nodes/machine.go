@@ -24,7 +24,6 @@ import (
 	"syscall"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/holdfast-dev/holdfast/hack/cluster/box/spec"
@@ -43,8 +42,16 @@ type machine struct {
 
 func (m *machine) kubeconfig() string { return m.control.Kubeconfig }
 
-func (m *machine) box(node string) string         { return filepath.Join(m.dir, "nodes", node) }
-func (m *machine) pidFile(node string) string     { return filepath.Join(m.box(node), "pid") }
+func (m *machine) box(node string) string     { return filepath.Join(m.dir, "nodes", node) }
+func (m *machine) pidFile(node string) string { return filepath.Join(m.box(node), "pid") }
+func (m *machine) names(n int) []string {
+	names := make([]string, n)
+	for i := range names {
+		names[i] = fmt.Sprintf("node-%d", i+1)
+	}
+	return names
+}
+
 func (m *machine) boxProgram() string             { return filepath.Join(m.dir, "bin", "box") }
 func (m *machine) images() string                 { return filepath.Join(m.dir, "images") }
 func (m *machine) inBox(node, path string) string { return filepath.Join(m.box(node), path) }
@@ -249,6 +256,11 @@ func (m *machine) start(ctx context.Context, node string) error {
 	})
 }
 
+func (m *machine) running(node string) bool {
+	_, err := m.pid(node)
+	return err == nil
+}
+
 // pid is that of the box's pid 1, as this machine sees it.
 func (m *machine) pid(node string) (int, error) {
 	outer, err := m.control.Processes().PID(node)
@@ -275,35 +287,6 @@ func (m *machine) pid(node string) (int, error) {
 	return pid, nil
 }
 
-// ready waits until a node's kubelet, one that was started after the given moment, says
-// that the node is ready.
-func (m *machine) ready(ctx context.Context, node string, after time.Time) error {
-	client, err := m.Client()
-	if err != nil {
-		return err
-	}
-	return await(ctx, readyLimit, node+" to be ready", func(ctx context.Context) error {
-		n, err := client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		for _, condition := range n.Status.Conditions {
-			if condition.Type != corev1.NodeReady {
-				continue
-			}
-			if condition.Status != corev1.ConditionTrue {
-				return fmt.Errorf("not ready: %s", condition.Message)
-			}
-			// What a kubelet said before its end is no answer. The times are in seconds.
-			if condition.LastHeartbeatTime.Time.Before(after.Truncate(time.Second)) {
-				return errors.New("it has said nothing since its start")
-			}
-			return nil
-		}
-		return errors.New("it has no condition Ready yet")
-	})
-}
-
 func (m *machine) attach(ctx context.Context) error {
 	client, err := m.Client()
 	if err != nil {
@@ -317,16 +300,7 @@ func (m *machine) attach(ctx context.Context) error {
 	if _, err := client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceDefault, metav1.GetOptions{}); err != nil {
 		return fmt.Errorf("the API server of the cluster in %s does not answer: %w", m.dir, err)
 	}
-	m.control.Kubectl, err = m.findKubectl(ctx)
-	return err
-}
-
-func (m *machine) findKubectl(ctx context.Context) (string, error) {
-	found, err := assets.Find(ctx, m.log)
-	if err != nil {
-		return "", err
-	}
-	return found.Kubectl, nil
+	return nil
 }
 
 func (m *machine) load(ctx context.Context, node, archive string) (err error) {

@@ -49,8 +49,8 @@ func (m *machine) address(node string) string {
 	return nodeAddress(m.number(node)).String()
 }
 
-func (m *machine) networks(node string) []string {
-	return []string{m.address(node), podNetwork(m.number(node)).String()}
+func (m *machine) networks(_ context.Context, node string) ([]string, error) {
+	return []string{m.address(node), podNetwork(m.number(node)).String()}, nil
 }
 
 // plugSwitch makes the switch. One that is there already belongs to another state

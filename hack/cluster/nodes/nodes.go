@@ -24,6 +24,9 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/holdfast-dev/holdfast/hack/controlplane/assets"
 	"github.com/holdfast-dev/holdfast/hack/dev/cluster"
 )
@@ -83,14 +86,19 @@ type world interface {
 	kubeconfig() string
 	address(node string) string
 	// networks are a node's own address and that of its pods.
-	networks(node string) []string
+	networks(ctx context.Context, node string) ([]string, error)
 	load(ctx context.Context, node, archive string) error
 	crash(ctx context.Context, node string) error
 	boot(ctx context.Context, node string) error
+	running(node string) bool
 	// command is argv as it must be run to run in the node; network says that the node's
 	// network is enough, and all else may be the machine's.
 	command(ctx context.Context, node string, network bool, argv ...string) (*exec.Cmd, error)
 	wipe(ctx context.Context, node, path string) error
+	// kubectl runs kubectl as the administrator.
+	kubectl(ctx context.Context, args ...string) error
+	// names are the names of so many nodes.
+	names(n int) []string
 }
 
 // Up starts a cluster and waits until its nodes are ready and its names are served. One
@@ -120,13 +128,11 @@ func Up(ctx context.Context, o Options) (*Cluster, error) {
 		return nil, fmt.Errorf("removing what is left of an earlier cluster: %w", err)
 	}
 	c.state = state{Kind: wantKind()}
-	for i := range o.Nodes {
-		c.state.Nodes = append(c.state.Nodes, fmt.Sprintf("node-%d", i+1))
-	}
+	c.choose()
+	c.state.Nodes = c.world.names(o.Nodes)
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		return nil, err
 	}
-	c.choose()
 	// Written before anything is made, so that Down finds all of it.
 	if err := c.save(); err != nil {
 		return nil, err
@@ -211,13 +217,13 @@ func (c *Cluster) Dir() string { return c.dir }
 // Kubeconfig is the path of the administrator's kubeconfig.
 func (c *Cluster) Kubeconfig() string { return c.world.kubeconfig() }
 
-// Names are the names of the nodes: node-1, node-2 and so on.
+// Names are the names of the nodes: node-1, node-2 and so on, or as kind calls them.
 func (c *Cluster) Names() []string { return append([]string(nil), c.state.Nodes...) }
 
 // Address is a node's address. This machine reaches the NodePorts there.
 func (c *Cluster) Address(node string) string { return c.world.address(node) }
 
-// Load brings a docker-archive into every node that runs.
+// Load brings a docker-archive into every node. All must run.
 func (c *Cluster) Load(ctx context.Context, archive string) error {
 	for _, node := range c.state.Nodes {
 		if err := c.world.load(ctx, node, archive); err != nil {
@@ -308,6 +314,35 @@ func (c *Cluster) knows(node string) error {
 
 func (c *Cluster) say(format string, args ...any) {
 	_, _ = fmt.Fprintf(c.log, "cluster: "+format+"\n", args...)
+}
+
+// ready waits until a node's kubelet, one that was started after the given moment, says
+// that the node is ready.
+func (c *Cluster) ready(ctx context.Context, node string, after time.Time) error {
+	client, err := c.Client()
+	if err != nil {
+		return err
+	}
+	return await(ctx, readyLimit, node+" to be ready", func(ctx context.Context) error {
+		n, err := client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, condition := range n.Status.Conditions {
+			if condition.Type != corev1.NodeReady {
+				continue
+			}
+			if condition.Status != corev1.ConditionTrue {
+				return fmt.Errorf("not ready: %s", condition.Message)
+			}
+			// What a kubelet said before its end is no answer. The times are in seconds.
+			if condition.LastHeartbeatTime.Time.Before(after.Truncate(time.Second)) {
+				return errors.New("it has said nothing since its start")
+			}
+			return nil
+		}
+		return errors.New("it has no condition Ready yet")
+	})
 }
 
 // host runs a command on this machine.

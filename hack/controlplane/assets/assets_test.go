@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-var versions = Versions{Kubernetes: "v1.36.3", Etcd: "v3.6.16"}
+var versions = Versions{Kubernetes: "v1.36.3", Etcd: "v3.6.16", CoreDNS: "v1.14.1"}
 
 func put(t *testing.T, dir string, names ...string) {
 	t.Helper()
@@ -150,6 +150,66 @@ func TestOrder(t *testing.T) {
 	}
 }
 
+func TestTheProgramsOfNodesAreTakenOrBuilt(t *testing.T) {
+	controlPlane := []string{etcd, apiServer, kubectl, controllerManager}
+	const built, dns, given = "cache/v1.36.3-v3.6.16", "cache/coredns-v1.14.1", "given"
+	for name, c := range map[string]struct {
+		present   map[string][]string
+		env       string
+		wantDirs  []string // of kube-scheduler, kubelet, kube-proxy and coredns
+		wantBuilt []string
+	}{
+		"what was built before is used": {
+			present:  map[string][]string{built: append([]string{scheduler, kubelet, kubeProxy}, controlPlane...), dns: {coreDNS}},
+			wantDirs: []string{built, built, built, dns},
+		},
+		"what the named directory lacks is built": {
+			present:  map[string][]string{given: append([]string{kubelet}, controlPlane...)},
+			env:      given,
+			wantDirs: []string{built, given, built, dns}, wantBuilt: []string{scheduler, kubeProxy, coreDNS},
+		},
+		"another version of CoreDNS is not used": {
+			present:  map[string][]string{built: append([]string{scheduler, kubelet, kubeProxy}, controlPlane...), "cache/coredns-v1.14.0": {coreDNS}},
+			wantDirs: []string{built, built, built, dns}, wantBuilt: []string{coreDNS},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			for dir, names := range c.present {
+				put(t, filepath.Join(root, dir), names...)
+			}
+			var didBuild []string
+			got, err := finder{
+				env: func(key string) string {
+					if key == EnvDir && c.env != "" {
+						return filepath.Join(root, c.env)
+					}
+					return ""
+				},
+				log:      io.Discard,
+				cache:    func() (string, error) { return filepath.Join(root, "cache"), nil },
+				versions: func() (Versions, error) { return versions, nil },
+				build: func(_ context.Context, _ io.Writer, _ Versions, dir string, names ...string) error {
+					didBuild = append(didBuild, names...)
+					put(t, dir, names...)
+					return nil
+				},
+			}.findNodes(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, path := range []string{got.Scheduler, got.Kubelet, got.KubeProxy, got.CoreDNS} {
+				if want := filepath.Join(root, c.wantDirs[i]); filepath.Dir(path) != want {
+					t.Errorf("%s is not in %s", path, want)
+				}
+			}
+			if !slices.Equal(didBuild, c.wantBuilt) {
+				t.Errorf("built %v, want %v", didBuild, c.wantBuilt)
+			}
+		})
+	}
+}
+
 func TestAFileThatCannotRunIsMissing(t *testing.T) {
 	dir := t.TempDir()
 	put(t, dir, etcd)
@@ -202,7 +262,7 @@ func TestVersionsAreReadFromTheBuildModule(t *testing.T) {
 		t.Fatal(err)
 	}
 	// MutatingAdmissionPolicy v1 is served from this version on.
-	if v.minor() < "1.36" || !strings.HasPrefix(v.Kubernetes, "v1.") || !strings.HasPrefix(v.Etcd, "v3.") {
+	if v.minor() < "1.36" || !strings.HasPrefix(v.Kubernetes, "v1.") || !strings.HasPrefix(v.Etcd, "v3.") || !strings.HasPrefix(v.CoreDNS, "v1.") {
 		t.Errorf("versions are %+v", v)
 	}
 	if got := (Versions{Kubernetes: "v1.36.3"}).minor(); got != "1.36" {
