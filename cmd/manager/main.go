@@ -1,5 +1,5 @@
 // Command manager is Holdfast: the controllers and the gateway, in one process. With the
-// argument retry-test it tests a tool instead.
+// argument retry-test it tests a tool instead, with version it says which Holdfast it is.
 //
 // This file is flags and wiring. The order at the end matters: the gateway stops
 // accepting and lets its calls settle, and only then are the stores closed.
@@ -147,12 +147,19 @@ func main() {
 	if len(os.Args) > 1 && os.Args[1] == "retry-test" {
 		os.Exit(retrytest.Main(ctrl.SetupSignalHandler(), os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
 	}
+	if len(os.Args) > 1 && os.Args[1] == "version" {
+		if err := printVersion(os.Stdout); err != nil {
+			os.Exit(1)
+		}
+		return
+	}
 	var f flags
 	f.bind(flag.CommandLine)
 	flag.Parse()
 	sampled, whole := loggers(f.log)
 	ctrl.SetLogger(sampled)
 	f.evidence = whole
+	ctrl.Log.WithName("setup").Info("starting", "version", version, "controllers", f.controllers, "gateway", f.gateway)
 	if err := run(ctrl.SetupSignalHandler(), f); err != nil {
 		fmt.Fprintln(os.Stderr, "manager:", err)
 		os.Exit(1)
@@ -161,7 +168,7 @@ func main() {
 
 func run(ctx context.Context, f flags) (err error) {
 	if flag.NArg() > 0 {
-		return fmt.Errorf("unknown argument %q: all settings are flags, and the only command is retry-test, which comes first", flag.Arg(0))
+		return fmt.Errorf("unknown argument %q: all settings are flags, and the only commands are retry-test and version, which come first", flag.Arg(0))
 	}
 	if err := f.check(); err != nil {
 		return err
