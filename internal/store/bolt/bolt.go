@@ -135,7 +135,7 @@ func Open(path string, opts Options) (*Store, error) {
 func prepare(db *bbolt.DB) error {
 	empty := true
 	err := db.View(func(tx *bbolt.Tx) error {
-		meta := tx.Bucket(bucketMeta)
+		meta := tx.Bucket(buckets[inMeta])
 		if meta == nil {
 			return tx.ForEach(func([]byte, *bbolt.Bucket) error {
 				empty = false
@@ -162,7 +162,7 @@ func prepare(db *bbolt.DB) error {
 				return err
 			}
 		}
-		return tx.Bucket(bucketMeta).Put(metaFormat, []byte(format))
+		return tx.Bucket(buckets[inMeta]).Put(metaFormat, []byte(format))
 	})
 }
 

@@ -45,7 +45,7 @@ func (f *findings) err() error {
 func (s *Store) Check(ctx context.Context) error {
 	_, err := s.submit(ctx, 0, func(t *txn) (answer, error) {
 		var found findings
-		for err := range t.meta.Tx().Check() {
+		for err := range t.meta().Tx().Check() {
 			found.add("page: %w", err)
 		}
 		c := &checker{txn: t, findings: &found}
@@ -73,7 +73,7 @@ func (c *checker) run() error {
 func (c *checker) checkRecords(sequence uint64) error {
 	c.records = make(map[uint64]facts)
 	versions := make(map[uint64]string)
-	err := c.facts.ForEach(func(k, v []byte) error {
+	err := c.facts().ForEach(func(k, v []byte) error {
 		f, err := decodeFacts(v)
 		if err != nil || len(k) != 8 {
 			c.add("facts of record %x: %v", k, err)
@@ -81,7 +81,7 @@ func (c *checker) checkRecords(sequence uint64) error {
 		}
 		id := binary.BigEndian.Uint64(k)
 		c.records[id] = f
-		if !bytes.Equal(c.keys.Get([]byte(f.key)), k) {
+		if !bytes.Equal(c.keys().Get([]byte(f.key)), k) {
 			c.add("record %d is not found under its key %q", id, f.key)
 		}
 		if id == 0 || id > f.version || f.version > sequence {
@@ -93,7 +93,7 @@ func (c *checker) checkRecords(sequence uint64) error {
 		versions[f.version] = f.key
 		return nil
 	})
-	if n := count(c.keys); n != len(c.records) {
+	if n := count(c.keys()); n != len(c.records) {
 		c.add("%d keys for %d records", n, len(c.records))
 	}
 	return err
@@ -102,7 +102,7 @@ func (c *checker) checkRecords(sequence uint64) error {
 // checkParts finds headers and bodies of records that are not there.
 func (c *checker) checkParts() error {
 	var errs []error
-	for _, b := range []*bbolt.Bucket{c.headers, c.bodies} {
+	for _, b := range []*bbolt.Bucket{c.headers(), c.bodies()} {
 		errs = append(errs, b.ForEach(func(k, v []byte) error {
 			if len(k) != 8 || len(v) == 0 {
 				c.add("header or body %x of %d bytes", k, len(v))
@@ -120,7 +120,7 @@ func (c *checker) checkParts() error {
 // checkMarks holds the two orders of marks against each other.
 func (c *checker) checkMarks(sequence uint64) error {
 	owned := map[string]bool{}
-	err := c.owned.ForEach(func(k, v []byte) error {
+	err := c.owned().ForEach(func(k, v []byte) error {
 		if len(k) != 8 || len(v) == 0 {
 			c.add("marks of record %x: %d bytes", k, len(v))
 			return nil
@@ -159,7 +159,7 @@ func (c *checker) checkMarks(sequence uint64) error {
 			return nil
 		})
 	}
-	return errors.Join(err, listed(c.marks), listed(c.endless))
+	return errors.Join(err, listed(c.marks()), listed(c.endless()))
 }
 
 // checkListings holds the lists of due and held records against the records.
@@ -168,21 +168,21 @@ func (c *checker) checkListings() {
 	for id, f := range c.records {
 		if f.due != 0 {
 			due++
-			if c.due.Get(dueKey(f.due, id)) == nil {
+			if c.due().Get(dueKey(f.due, id)) == nil {
 				c.add("record %d is not listed as due", id)
 			}
 		}
 		if f.held {
 			held++
-			if !bytes.Equal(c.held.Get([]byte(f.key)), number(id)) {
+			if !bytes.Equal(c.held().Get([]byte(f.key)), number(id)) {
 				c.add("record %d is not listed as held", id)
 			}
 		}
 	}
-	if n := count(c.due); n != due {
+	if n := count(c.due()); n != due {
 		c.add("%d records are due, %d are listed", due, n)
 	}
-	if n := count(c.held); n != held {
+	if n := count(c.held()); n != held {
 		c.add("%d records are held, %d are listed", held, n)
 	}
 }
@@ -190,7 +190,7 @@ func (c *checker) checkListings() {
 // checkMeters adds up all entries.
 func (c *checker) checkMeters() error {
 	sums := make(map[string]*apd.Decimal)
-	err := c.entries.ForEach(func(k, v []byte) error {
+	err := c.entries().ForEach(func(k, v []byte) error {
 		if len(k) < 9 {
 			c.add("meter entry %x", k)
 			return nil
@@ -211,11 +211,11 @@ func (c *checker) checkMeters() error {
 		return err
 	})
 	for meter, sum := range sums {
-		if have := string(c.sums.Get([]byte(meter))); have != store.PlainDecimal(sum) {
+		if have := string(c.sums().Get([]byte(meter))); have != store.PlainDecimal(sum) {
 			c.add("meter %q says %q, its entries come to %s", meter, have, store.PlainDecimal(sum))
 		}
 	}
-	if n := count(c.sums); n != len(sums) {
+	if n := count(c.sums()); n != len(sums) {
 		c.add("%d meters, %d have entries", n, len(sums))
 	}
 	return err

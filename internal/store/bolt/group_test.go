@@ -135,7 +135,7 @@ func TestWaitingRequestsShareACommit(t *testing.T) {
 	// Those that had not come to the channel yet make groups of their own, but not one each.
 	var last int
 	if err := s.view(context.Background(), func(tx *txn) error {
-		last = tx.meta.Tx().ID()
+		last = tx.meta().Tx().ID()
 		return nil
 	}); err != nil {
 		t.Fatal(err)
@@ -292,28 +292,28 @@ func TestCheckFindsDamage(t *testing.T) {
 	m := packMarks([]store.Mark{{String: "scope", Tag: "tag"}})
 	due := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	for name, damage := range map[string]func(tx *txn) error{
-		"facts gone":        func(tx *txn) error { return tx.remove(tx.facts, number(1)) },
-		"key gone":          func(tx *txn) error { return tx.remove(tx.keys, []byte("k")) },
-		"key of another":    func(tx *txn) error { return tx.put(tx.keys, []byte("k"), number(2)) },
-		"key of nobody":     func(tx *txn) error { return tx.put(tx.keys, []byte("x"), number(1)) },
-		"body of nobody":    func(tx *txn) error { return tx.put(tx.bodies, number(9), []byte("x")) },
-		"mark gone":         func(tx *txn) error { return tx.remove(tx.endless, markKey(m, 1)) },
-		"mark not listed":   func(tx *txn) error { return tx.remove(tx.owned, number(1)) },
-		"mark of nobody":    func(tx *txn) error { return tx.put(tx.endless, markKey(m, 9), number(1)) },
-		"mark twice":        func(tx *txn) error { return tx.put(tx.marks, markKey(m, 1), number(1)) },
-		"mark in parts":     func(tx *txn) error { return tx.put(tx.owned, number(1), m[1:]) },
-		"marks of nobody":   func(tx *txn) error { return tx.put(tx.owned, number(9), m) },
-		"stamp to come":     func(tx *txn) error { return tx.put(tx.endless, markKey(m, 1), number(99)) },
-		"sequence behind":   func(tx *txn) error { return tx.put(tx.meta, metaSequence, number(1)) },
-		"not held":          func(tx *txn) error { return tx.remove(tx.held, []byte("k")) },
-		"held but is not":   func(tx *txn) error { return tx.put(tx.held, []byte("other"), number(2)) },
-		"not due":           func(tx *txn) error { return tx.remove(tx.due, dueKey(due.UnixMilli(), 1)) },
-		"due twice":         func(tx *txn) error { return tx.put(tx.due, dueKey(due.UnixMilli()+1, 1), nil) },
-		"sum off":           func(tx *txn) error { return tx.put(tx.sums, []byte("m"), []byte("1.51")) },
-		"sum of no entries": func(tx *txn) error { return tx.put(tx.sums, []byte("n"), []byte("1")) },
-		"sum gone":          func(tx *txn) error { return tx.remove(tx.sums, []byte("m")) },
-		"entry gone":        func(tx *txn) error { return tx.remove(tx.entries, entryKey(1, "m")) },
-		"entry of nobody":   func(tx *txn) error { return tx.put(tx.entries, entryKey(9, "m"), []byte("0")) },
+		"facts gone":        func(tx *txn) error { return tx.remove(tx.facts(), number(1)) },
+		"key gone":          func(tx *txn) error { return tx.remove(tx.keys(), []byte("k")) },
+		"key of another":    func(tx *txn) error { return tx.put(tx.keys(), []byte("k"), number(2)) },
+		"key of nobody":     func(tx *txn) error { return tx.put(tx.keys(), []byte("x"), number(1)) },
+		"body of nobody":    func(tx *txn) error { return tx.put(tx.bodies(), number(9), []byte("x")) },
+		"mark gone":         func(tx *txn) error { return tx.remove(tx.endless(), markKey(m, 1)) },
+		"mark not listed":   func(tx *txn) error { return tx.remove(tx.owned(), number(1)) },
+		"mark of nobody":    func(tx *txn) error { return tx.put(tx.endless(), markKey(m, 9), number(1)) },
+		"mark twice":        func(tx *txn) error { return tx.put(tx.marks(), markKey(m, 1), number(1)) },
+		"mark in parts":     func(tx *txn) error { return tx.put(tx.owned(), number(1), m[1:]) },
+		"marks of nobody":   func(tx *txn) error { return tx.put(tx.owned(), number(9), m) },
+		"stamp to come":     func(tx *txn) error { return tx.put(tx.endless(), markKey(m, 1), number(99)) },
+		"sequence behind":   func(tx *txn) error { return tx.put(tx.meta(), metaSequence, number(1)) },
+		"not held":          func(tx *txn) error { return tx.remove(tx.held(), []byte("k")) },
+		"held but is not":   func(tx *txn) error { return tx.put(tx.held(), []byte("other"), number(2)) },
+		"not due":           func(tx *txn) error { return tx.remove(tx.due(), dueKey(due.UnixMilli(), 1)) },
+		"due twice":         func(tx *txn) error { return tx.put(tx.due(), dueKey(due.UnixMilli()+1, 1), nil) },
+		"sum off":           func(tx *txn) error { return tx.put(tx.sums(), []byte("m"), []byte("1.51")) },
+		"sum of no entries": func(tx *txn) error { return tx.put(tx.sums(), []byte("n"), []byte("1")) },
+		"sum gone":          func(tx *txn) error { return tx.remove(tx.sums(), []byte("m")) },
+		"entry gone":        func(tx *txn) error { return tx.remove(tx.entries(), entryKey(1, "m")) },
+		"entry of nobody":   func(tx *txn) error { return tx.put(tx.entries(), entryKey(9, "m"), []byte("0")) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := openTest(t)

@@ -80,7 +80,7 @@ func (t *txn) read(found runs, probe int, p store.Probe, own, covered uint64, no
 		t.steps++
 		return c.Seek(key)
 	}
-	for _, b := range []*bbolt.Bucket{t.endless, t.marks} {
+	for _, b := range []*bbolt.Bucket{t.endless(), t.marks()} {
 		c = b.Cursor()
 		for k, v := seek(text); bytes.HasPrefix(k, text); {
 			n := groupSize(k)
@@ -160,7 +160,7 @@ func (t *txn) hits(probes []store.Probe, own, covered uint64, now time.Time) (st
 	heap.Init(&found)
 	result := store.Result{ProbeHits: make([]bool, len(probes))}
 	best := make([]candidate, 0, store.MaxHits)
-	ranks, key := t.facts.Cursor(), make([]byte, 8)
+	ranks, key := t.facts().Cursor(), make([]byte, 8)
 	var next candidate
 	for len(found) > 0 {
 		next.id, next.first, next.probes = found[0].ids[0], false, next.probes[:0]
@@ -194,7 +194,7 @@ func (t *txn) hits(probes []store.Probe, own, covered uint64, now time.Time) (st
 		}
 	}
 	for _, c := range best {
-		f, err := decodeFacts(t.facts.Get(number(c.id)))
+		f, err := decodeFacts(t.facts().Get(number(c.id)))
 		if err != nil {
 			return store.Result{}, err
 		}

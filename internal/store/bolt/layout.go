@@ -45,23 +45,37 @@ import (
 // format changes with every change to this layout.
 const format = "2"
 
-var (
-	bucketMeta    = []byte("meta")
-	bucketKeys    = []byte("keys")
-	bucketFacts   = []byte("facts")
-	bucketHeaders = []byte("headers")
-	bucketBodies  = []byte("bodies")
-	bucketMarks   = []byte("marks")
-	bucketEndless = []byte("endless")
-	bucketOwned   = []byte("owned")
-	bucketDue     = []byte("due")
-	bucketHeld    = []byte("held")
-	bucketSums    = []byte("sums")
-	bucketEntries = []byte("entries")
+// The buckets' places in buckets.
+const (
+	inMeta = iota
+	inKeys
+	inFacts
+	inHeaders
+	inBodies
+	inMarks
+	inEndless
+	inOwned
+	inDue
+	inHeld
+	inSums
+	inEntries
+	bucketCount
+)
 
-	buckets = [][]byte{
-		bucketMeta, bucketKeys, bucketFacts, bucketHeaders, bucketBodies, bucketMarks,
-		bucketEndless, bucketOwned, bucketDue, bucketHeld, bucketSums, bucketEntries,
+var (
+	buckets = [bucketCount][]byte{
+		inMeta:    []byte("meta"),
+		inKeys:    []byte("keys"),
+		inFacts:   []byte("facts"),
+		inHeaders: []byte("headers"),
+		inBodies:  []byte("bodies"),
+		inMarks:   []byte("marks"),
+		inEndless: []byte("endless"),
+		inOwned:   []byte("owned"),
+		inDue:     []byte("due"),
+		inHeld:    []byte("held"),
+		inSums:    []byte("sums"),
+		inEntries: []byte("entries"),
 	}
 
 	metaFormat    = []byte("format")
@@ -75,23 +89,38 @@ var errDamaged = errors.New("the store's file is damaged")
 // txn is a bolt transaction with its buckets. All changes go through put and
 // remove, so that it is known whether a step has begun to write.
 type txn struct {
+	btx     *bbolt.Tx
 	now     func() time.Time
 	changes int
 	// steps counts how often a probe's cursor was moved.
 	steps int
 
-	meta, keys, facts, headers, bodies, marks, endless, owned, due, held, sums, entries *bbolt.Bucket
+	// opened are the buckets that were asked for: to look one up costs about as much as to
+	// read from it, and most steps need a few of them only.
+	opened [bucketCount]*bbolt.Bucket
 }
 
-func newTxn(btx *bbolt.Tx, now func() time.Time) *txn {
-	return &txn{
-		now:  now,
-		meta: btx.Bucket(bucketMeta), keys: btx.Bucket(bucketKeys), facts: btx.Bucket(bucketFacts),
-		headers: btx.Bucket(bucketHeaders), bodies: btx.Bucket(bucketBodies), marks: btx.Bucket(bucketMarks),
-		endless: btx.Bucket(bucketEndless), owned: btx.Bucket(bucketOwned), due: btx.Bucket(bucketDue), held: btx.Bucket(bucketHeld),
-		sums: btx.Bucket(bucketSums), entries: btx.Bucket(bucketEntries),
+func newTxn(btx *bbolt.Tx, now func() time.Time) *txn { return &txn{btx: btx, now: now} }
+
+func (t *txn) bucket(i int) *bbolt.Bucket {
+	if t.opened[i] == nil {
+		t.opened[i] = t.btx.Bucket(buckets[i])
 	}
+	return t.opened[i]
 }
+
+func (t *txn) meta() *bbolt.Bucket    { return t.bucket(inMeta) }
+func (t *txn) keys() *bbolt.Bucket    { return t.bucket(inKeys) }
+func (t *txn) facts() *bbolt.Bucket   { return t.bucket(inFacts) }
+func (t *txn) headers() *bbolt.Bucket { return t.bucket(inHeaders) }
+func (t *txn) bodies() *bbolt.Bucket  { return t.bucket(inBodies) }
+func (t *txn) marks() *bbolt.Bucket   { return t.bucket(inMarks) }
+func (t *txn) endless() *bbolt.Bucket { return t.bucket(inEndless) }
+func (t *txn) owned() *bbolt.Bucket   { return t.bucket(inOwned) }
+func (t *txn) due() *bbolt.Bucket     { return t.bucket(inDue) }
+func (t *txn) held() *bbolt.Bucket    { return t.bucket(inHeld) }
+func (t *txn) sums() *bbolt.Bucket    { return t.bucket(inSums) }
+func (t *txn) entries() *bbolt.Bucket { return t.bucket(inEntries) }
 
 func (t *txn) put(b *bbolt.Bucket, key, value []byte) error {
 	t.changes++
@@ -115,12 +144,12 @@ func (t *txn) putOrRemove(b *bbolt.Bucket, key, value []byte) error {
 }
 
 func (t *txn) identity() store.Identity {
-	return store.Identity{Epoch: string(t.meta.Get(metaEpoch)), KeyDomain: string(t.meta.Get(metaKeyDomain))}
+	return store.Identity{Epoch: string(t.meta().Get(metaEpoch)), KeyDomain: string(t.meta().Get(metaKeyDomain))}
 }
 
 // sequence is the number of the last write.
 func (t *txn) sequence() (uint64, error) {
-	v := t.meta.Get(metaSequence)
+	v := t.meta().Get(metaSequence)
 	switch len(v) {
 	case 0:
 		return 0, nil
@@ -217,9 +246,9 @@ func cutMark(b []byte) (mark, rest []byte, ok bool) {
 // bucketOf is where a mark lies: group and end, and maybe more of its key.
 func (t *txn) bucketOf(mark []byte) *bbolt.Bucket {
 	if n := groupSize(mark); bytes.Equal(mark[n:n+endSize], noEnd) {
-		return t.endless
+		return t.endless()
 	}
-	return t.marks
+	return t.marks()
 }
 
 func markKey(mark []byte, id uint64) []byte {
@@ -297,7 +326,7 @@ func rankOf(b []byte) (version uint64, unsettled bool) {
 
 // find returns a record's number and facts; 0 if it is absent.
 func (t *txn) find(key string) (uint64, facts, error) {
-	v := t.keys.Get([]byte(key))
+	v := t.keys().Get([]byte(key))
 	if v == nil {
 		return 0, facts{}, nil
 	}
@@ -305,7 +334,7 @@ func (t *txn) find(key string) (uint64, facts, error) {
 		return 0, facts{}, fmt.Errorf("%w: record number of %d bytes", errDamaged, len(v))
 	}
 	id := binary.BigEndian.Uint64(v)
-	f, err := decodeFacts(t.facts.Get(v))
+	f, err := decodeFacts(t.facts().Get(v))
 	return id, f, err
 }
 
@@ -314,13 +343,13 @@ func (t *txn) record(id uint64, f facts, body bool) *store.Record {
 	r := &store.Record{
 		Key: f.key, Version: f.version, Nonce: f.nonce, At: time.UnixMicro(f.at).UTC(),
 		Held: f.held, Unsettled: f.unsettled,
-		Header: clone(t.headers.Get(number(id))),
+		Header: clone(t.headers().Get(number(id))),
 	}
 	if f.due != 0 {
 		r.Due = time.UnixMilli(f.due).UTC()
 	}
 	if body {
-		r.Body = clone(t.bodies.Get(number(id)))
+		r.Body = clone(t.bodies().Get(number(id)))
 	}
 	return r
 }

@@ -37,7 +37,7 @@ func decimal(text string) (*apd.Decimal, error) {
 // raised above its limit. It writes nothing.
 func (t *txn) meter(id uint64, entries []store.MeterEntry) (changes []change, full string, err error) {
 	for _, e := range entries {
-		before, err := decimal(string(t.entries.Get(entryKey(id, e.Meter))))
+		before, err := decimal(string(t.entries().Get(entryKey(id, e.Meter))))
 		if err != nil {
 			return nil, "", err
 		}
@@ -45,7 +45,7 @@ func (t *txn) meter(id uint64, entries []store.MeterEntry) (changes []change, fu
 		if err != nil {
 			return nil, "", err
 		}
-		sum, err := decimal(string(t.sums.Get([]byte(e.Meter))))
+		sum, err := decimal(string(t.sums().Get([]byte(e.Meter))))
 		if err != nil {
 			return nil, "", err
 		}
@@ -74,10 +74,10 @@ func (t *txn) meter(id uint64, entries []store.MeterEntry) (changes []change, fu
 
 func (t *txn) writeMeters(id uint64, changes []change) error {
 	for _, c := range changes {
-		if err := t.putOrRemove(t.entries, entryKey(id, c.meter), []byte(c.amount)); err != nil {
+		if err := t.putOrRemove(t.entries(), entryKey(id, c.meter), []byte(c.amount)); err != nil {
 			return err
 		}
-		if err := t.putOrRemove(t.sums, []byte(c.meter), []byte(c.sum)); err != nil {
+		if err := t.putOrRemove(t.sums(), []byte(c.meter), []byte(c.sum)); err != nil {
 			return err
 		}
 	}
@@ -91,7 +91,7 @@ func (s *Store) Meter(ctx context.Context, meter string) (string, error) {
 	}
 	sum := "0"
 	err := s.view(ctx, func(t *txn) error {
-		if v := t.sums.Get([]byte(meter)); v != nil {
+		if v := t.sums().Get([]byte(meter)); v != nil {
 			sum = string(v)
 		}
 		return nil

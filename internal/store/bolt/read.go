@@ -74,9 +74,9 @@ func (s *Store) List(ctx context.Context, l store.List) (store.Page, error) {
 	var page store.Page
 	err = s.view(ctx, func(t *txn) error {
 		page.Now = t.now()
-		bucket, end := t.held, []byte(nil)
+		bucket, end := t.held(), []byte(nil)
 		if l.What == store.ListDue {
-			bucket, end = t.due, number(uint64(max(l.Before.UnixMilli(), 0)))
+			bucket, end = t.due(), number(uint64(max(l.Before.UnixMilli(), 0)))
 		}
 		c := bucket.Cursor()
 		k, v := c.Seek(after)
@@ -99,7 +99,7 @@ func (s *Store) List(ctx context.Context, l store.List) (store.Page, error) {
 				page.Cursor = cursor(l.What, last)
 				return nil
 			}
-			f, err := decodeFacts(t.facts.Get(number))
+			f, err := decodeFacts(t.facts().Get(number))
 			if err != nil {
 				return unavailable("read", err)
 			}

@@ -90,10 +90,10 @@ func (s *Store) Initialise(ctx context.Context, id store.Identity) (store.Identi
 		if have := t.identity(); have != (store.Identity{}) {
 			return answer{identity: have}, nil
 		}
-		if err := t.put(t.meta, metaEpoch, []byte(id.Epoch)); err != nil {
+		if err := t.put(t.meta(), metaEpoch, []byte(id.Epoch)); err != nil {
 			return answer{}, err
 		}
-		return answer{identity: id}, t.put(t.meta, metaKeyDomain, []byte(id.KeyDomain))
+		return answer{identity: id}, t.put(t.meta(), metaKeyDomain, []byte(id.KeyDomain))
 	})
 	return a.identity, err
 }
@@ -107,7 +107,7 @@ func (s *Store) Disown(ctx context.Context, epoch, next string) error {
 		if t.identity().Epoch != epoch {
 			return answer{}, nil
 		}
-		return answer{}, t.put(t.meta, metaEpoch, []byte(next))
+		return answer{}, t.put(t.meta(), metaEpoch, []byte(next))
 	})
 	return err
 }
@@ -191,7 +191,7 @@ func (t *txn) apply(s *step) (store.Result, error) {
 	}
 
 	sequence++
-	if err := t.put(t.meta, metaSequence, number(sequence)); err != nil {
+	if err := t.put(t.meta(), metaSequence, number(sequence)); err != nil {
 		return store.Result{}, err
 	}
 	if s.remove {
@@ -199,7 +199,7 @@ func (t *txn) apply(s *step) (store.Result, error) {
 	}
 	if id == 0 {
 		id = sequence
-		if err := t.put(t.keys, []byte(s.key), number(id)); err != nil {
+		if err := t.put(t.keys(), []byte(s.key), number(id)); err != nil {
 			return store.Result{}, err
 		}
 	}
@@ -237,13 +237,13 @@ func covered(watermarks []store.Watermark, sequence uint64) (uint64, error) {
 func (t *txn) writeRecord(id uint64, have facts, s *step, version uint64, now time.Time) error {
 	f := s.record
 	f.version, f.at = version, now.UnixMicro()
-	if err := t.put(t.facts, number(id), f.encode()); err != nil {
+	if err := t.put(t.facts(), number(id), f.encode()); err != nil {
 		return err
 	}
-	if err := t.putOrRemove(t.headers, number(id), s.header); err != nil {
+	if err := t.putOrRemove(t.headers(), number(id), s.header); err != nil {
 		return err
 	}
-	if err := t.putOrRemove(t.bodies, number(id), s.body); err != nil {
+	if err := t.putOrRemove(t.bodies(), number(id), s.body); err != nil {
 		return err
 	}
 	return t.index(id, have, f)
@@ -253,28 +253,28 @@ func (t *txn) writeRecord(id uint64, have facts, s *step, version uint64, now ti
 func (t *txn) index(id uint64, before, after facts) error {
 	if before.due != after.due {
 		if before.due != 0 {
-			if err := t.remove(t.due, dueKey(before.due, id)); err != nil {
+			if err := t.remove(t.due(), dueKey(before.due, id)); err != nil {
 				return err
 			}
 		}
 		if after.due != 0 {
-			if err := t.put(t.due, dueKey(after.due, id), nil); err != nil {
+			if err := t.put(t.due(), dueKey(after.due, id), nil); err != nil {
 				return err
 			}
 		}
 	}
 	switch {
 	case after.held && !before.held:
-		return t.put(t.held, []byte(after.key), number(id))
+		return t.put(t.held(), []byte(after.key), number(id))
 	case before.held && !after.held:
-		return t.remove(t.held, []byte(before.key))
+		return t.remove(t.held(), []byte(before.key))
 	}
 	return nil
 }
 
 // writeMarks replaces the record's marks and stamps them.
 func (t *txn) writeMarks(id uint64, marks []byte, stamp uint64) error {
-	old := clone(t.owned.Get(number(id)))
+	old := clone(t.owned().Get(number(id)))
 	at := number(stamp)
 	for was, will := old, marks; len(was) > 0 || len(will) > 0; {
 		var gone, m []byte
@@ -308,7 +308,7 @@ func (t *txn) writeMarks(id uint64, marks []byte, stamp uint64) error {
 	if bytes.Equal(old, marks) {
 		return nil
 	}
-	return t.putOrRemove(t.owned, number(id), marks)
+	return t.putOrRemove(t.owned(), number(id), marks)
 }
 
 // suffixes copies what follows the prefix in each key that has it: a bucket must
@@ -328,7 +328,7 @@ func (t *txn) erase(id uint64, have facts) error {
 		return err
 	}
 	var entries []store.MeterEntry
-	for _, meter := range suffixes(t.entries, number(id)) {
+	for _, meter := range suffixes(t.entries(), number(id)) {
 		entries = append(entries, store.MeterEntry{Meter: string(meter)})
 	}
 	changes, _, err := t.meter(id, entries)
@@ -341,13 +341,13 @@ func (t *txn) erase(id uint64, have facts) error {
 	if err := t.index(id, have, facts{}); err != nil {
 		return err
 	}
-	for _, b := range []*bbolt.Bucket{t.headers, t.bodies} {
+	for _, b := range []*bbolt.Bucket{t.headers(), t.bodies()} {
 		if err := t.putOrRemove(b, number(id), nil); err != nil {
 			return err
 		}
 	}
-	if err := t.remove(t.facts, number(id)); err != nil {
+	if err := t.remove(t.facts(), number(id)); err != nil {
 		return err
 	}
-	return t.remove(t.keys, []byte(have.key))
+	return t.remove(t.keys(), []byte(have.key))
 }
