@@ -5,7 +5,10 @@
 
 package guard
 
-import "time"
+import (
+	"math/rand/v2"
+	"time"
+)
 
 // aim makes the world one in which the loss of its rule is likely to show.
 func (w *world) aim() {
@@ -13,7 +16,15 @@ func (w *world) aim() {
 		return
 	}
 	switch w.mutation {
-	case sweepForgets, noJoin, noFence:
+	case noFence:
+		// An agent settles once more what it has settled, since the answer was lost, while the next
+		// attempt is in flight: through any process, and long after.
+		w.alone()
+		w.errs, w.stalls, w.checks, w.tries = false, 55, false, 0
+		if w.local == nil {
+			w.local, w.fences = rand.New(rand.NewPCG(w.seed, 3)), map[*Ticket]Fence{}
+		}
+	case sweepForgets, noJoin:
 		// A holder stalls until its intent was released and is in flight again: that takes one
 		// intent, at which all happens, and a person who lets it go.
 		w.alone()
