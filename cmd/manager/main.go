@@ -52,6 +52,9 @@ const (
 	minCollect    = 10 * time.Second
 )
 
+// hangs is how long what does not end by itself is waited for, beyond the drain.
+const hangs = 15 * time.Second
+
 // apiPatience is how long the CRDs may take to be served at the start.
 const apiPatience = 30 * time.Second
 
@@ -214,7 +217,7 @@ func run(ctx context.Context, f flags) (err error) {
 		LeaderElectionNamespace:       f.namespace,
 		LeaderElectionReleaseOnCancel: true,
 		// The gateway ends itself after its drain; this is for what hangs.
-		GracefulShutdownTimeout: ptr.To(f.draining + 15*time.Second),
+		GracefulShutdownTimeout: ptr.To(f.draining + hangs),
 	})
 	if err != nil {
 		return fmt.Errorf("make the manager: %w", err)

@@ -65,6 +65,21 @@ func TestAnInstallationElsewhereWithoutTheStamp(t *testing.T) {
 		if strings.HasPrefix(o.GetKind(), "MutatingAdmission") {
 			t.Errorf("the overlay keeps %s %s", o.GetKind(), o.GetName())
 		}
+		if o.GetKind() == "Deployment" {
+			content, err := o.MarshalJSON()
+			if err != nil {
+				t.Fatal(err)
+			}
+			// The ServiceAccount, and for whom the certificate is; the namespace, the pod tells by itself.
+			for _, has := range map[string][]string{
+				"my-holdfast-controllers": {`"serviceAccountName":"my-holdfast-manager"`, `{"name":"GATEWAY_SERVICE","value":"my-holdfast-gateway"}`},
+				"my-holdfast-gateway":     {`"serviceAccountName":"my-holdfast-gateway"`},
+			}[o.GetName()] {
+				if !bytes.Contains(content, []byte(has)) || bytes.Contains(content, []byte("holdfast-system")) {
+					t.Errorf("%s does not follow: %s", o.GetName(), content)
+				}
+			}
+		}
 		if err := apply(ctx, there, o); err != nil {
 			t.Fatalf("apply %s %s: %v", o.GetKind(), o.GetName(), err)
 		}

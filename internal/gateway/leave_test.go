@@ -1,0 +1,324 @@
+// How a gateway goes while others stay: whoever calls meanwhile notices nothing. And how it
+// shows another certificate while it is called.
+
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/holdfast-dev/holdfast/internal/guard"
+	"github.com/holdfast-dev/holdfast/test/provider"
+)
+
+// service sends new connections to one of several gateways, as a Service does, and knows how
+// many there are.
+type service struct {
+	to   atomic.Pointer[string]
+	mu   sync.Mutex
+	open map[string]int
+}
+
+// oneOf is a connection that is counted until it is closed.
+type oneOf struct {
+	net.Conn
+	once  sync.Once
+	close func()
+}
+
+func (c *oneOf) Close() error {
+	c.once.Do(c.close)
+	return c.Conn.Close()
+}
+
+func (s *service) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	address := *s.to.Load()
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	count := func(n int) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.open[address] += n
+	}
+	count(1)
+	return &oneOf{Conn: conn, close: func() { count(-1) }}, nil
+}
+
+func (s *service) connections(address string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.open[address]
+}
+
+// overTLS has a rig serve with a certificate for 127.0.0.1.
+func overTLS(t *testing.T, certFile, keyFile string, address *string) setting {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	*address = listener.Addr().String()
+	return func(o *Options) {
+		_ = o.Listener.Close() // nobody knows of it
+		o.InsecureHTTP, o.CertFile, o.KeyFile, o.Listener = false, certFile, keyFile, listener
+	}
+}
+
+// payment is a call that no client sends again by itself.
+func payment(t *testing.T, caller, id, order, fault string) *http.Request {
+	t.Helper()
+	req, err := http.NewRequest(http.MethodPost, "https://127.0.0.1/v1/namespaces/"+namespace+"/tools/charge", strings.NewReader(refundOf(order, "1")))
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	req.GetBody = nil
+	req.Header.Set("Authorization", "Bearer "+caller)
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Idempotency-Key", id)
+	if fault != "" {
+		req.Header.Set(provider.HeaderFault, fault)
+	}
+	return req
+}
+
+func TestAGatewayThatLeavesLosesNoCall(t *testing.T) {
+	for _, protocol := range []string{"HTTP/1.1", "HTTP/2.0"} {
+		t.Run(protocol, func(t *testing.T) { leaves(t, protocol) })
+	}
+}
+
+func leaves(t *testing.T, protocol string) {
+	const agents = 100
+	certFile, keyFile, roots := certificate(t, t.TempDir())
+	var old, young string
+	r := setUp(t, overTLS(t, certFile, keyFile, &old))
+	next := setUp(t, overTLS(t, certFile, keyFile, &young))
+	next.engines.Put(namespace, "payments", r.engine)
+	next.upstream = r.upstream
+	next.tool("charge", "/charges", nil)
+	behind := &service{open: map[string]int{}}
+	behind.to.Store(&old)
+
+	var calls, fromOld, kept atomic.Int64
+	end := make(chan struct{})
+	var all sync.WaitGroup
+	finish := sync.OnceFunc(func() {
+		close(end)
+		r.p.Release(nil)
+		all.Wait()
+	})
+	defer finish()
+	for i := range agents {
+		all.Go(func() {
+			transport := &http.Transport{DialContext: behind.dial, TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: protocol == "HTTP/2.0"}
+			defer transport.CloseIdleConnections()
+			client := &http.Client{Transport: transport}
+			caller, fault := fmt.Sprintf("agent-%d", i), "hold"
+			for n := 0; ; n++ {
+				select {
+				case <-end:
+					return
+				default:
+				}
+				leaving := r.g.leaving.Load()
+				req := payment(t, caller, fmt.Sprintf("k-%d", n), fmt.Sprintf("%d-%d", i, n), fault)
+				resp, err := client.Do(req)
+				if err != nil {
+					t.Errorf("agent %d, call %d: %v", i, n, err)
+					return
+				}
+				_ = resp.Body.Close()
+				if resp.StatusCode != http.StatusCreated || resp.Header.Get(headerVerdict) != string(guard.Allow) || resp.Proto != protocol {
+					t.Errorf("agent %d, call %d: %s over %s", i, n, resp.Status, resp.Proto)
+					return
+				}
+				if leaving && protocol == "HTTP/1.1" && behind.to.Load() == &old {
+					fromOld.Add(1)
+					if !resp.Close {
+						kept.Add(1)
+					}
+				}
+				fault = ""
+				calls.Add(1)
+			}
+		})
+	}
+	eventually(t, "100 calls are in flight", func() bool { return len(r.p.Held()) == agents })
+
+	if err := r.g.Ready(nil); err != nil {
+		t.Errorf("before it leaves: %v", err)
+	}
+	r.g.Leave()
+	if err := r.g.Ready(nil); err == nil {
+		t.Error("a gateway that leaves says that it is ready")
+	}
+	r.p.Release(nil)
+	// Nobody has been told yet, and everybody comes here.
+	eventually(t, "it serves on", func() bool { return calls.Load() > 3*agents })
+	if protocol == "HTTP/1.1" && (fromOld.Load() == 0 || kept.Load() > 0) {
+		t.Errorf("of %d answers after it was told to leave, %d keep their connections", fromOld.Load(), kept.Load())
+	}
+	behind.to.Store(&young)
+	eventually(t, "all of them have gone elsewhere", func() bool { return behind.connections(old) == 0 })
+	at := calls.Load()
+	if err := r.stop(); err != nil {
+		t.Error(err)
+	}
+	eventually(t, "they call on", func() bool { return calls.Load() > at+agents })
+	finish()
+	l, err := r.p.Ledger()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if int64(l.Count) != calls.Load() {
+		t.Errorf("%d calls were answered and %d paid", calls.Load(), l.Count)
+	}
+}
+
+// Whoever connects is shown the newer certificate, and whoever is connected stays so.
+func TestACertificateIsReplacedUnderLoad(t *testing.T) {
+	dir := t.TempDir()
+	// As a kubelet has it: the files lead through a link that is replaced.
+	versions := make([]string, 2)
+	pools := make([]*x509.CertPool, 2)
+	both := x509.NewCertPool()
+	for i := range versions {
+		versions[i] = filepath.Join(dir, fmt.Sprint("..", i))
+		if err := os.Mkdir(versions[i], 0o700); err != nil {
+			t.Fatal(err)
+		}
+		var file string
+		file, _, pools[i] = certificate(t, versions[i])
+		text, err := os.ReadFile(file)
+		if err != nil || !both.AppendCertsFromPEM(text) {
+			t.Fatal(err)
+		}
+	}
+	// The earlier version goes, and that is what is noticed at once.
+	link := func(to, name string) {
+		t.Helper()
+		before, _ := os.Readlink(filepath.Join(dir, name)) // the first time there is none
+		next := filepath.Join(dir, "..next")
+		if err := os.Symlink(to, next); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(next, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+		if before != "" {
+			if err := os.RemoveAll(before); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	link(versions[0], "..data")
+	link("..data/tls.crt", "tls.crt")
+	link("..data/tls.key", "tls.key")
+
+	var address string
+	r := setUp(t, overTLS(t, filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"), &address))
+	behind := &service{open: map[string]int{}}
+	behind.to.Store(&address)
+	client := func(roots *x509.CertPool, keep bool) *http.Client {
+		return &http.Client{Transport: &http.Transport{DialContext: behind.dial, DisableKeepAlives: !keep, TLSClientConfig: &tls.Config{RootCAs: roots}}}
+	}
+	var calls atomic.Int64
+	var shown sync.Map // the certificates' signatures
+	end := make(chan struct{})
+	var all sync.WaitGroup
+	finish := sync.OnceFunc(func() {
+		close(end)
+		r.p.Release(nil)
+		all.Wait()
+	})
+	defer finish()
+	for i := range 20 {
+		all.Go(func() {
+			c := client(both, i%2 == 0)
+			defer c.CloseIdleConnections()
+			for n := 0; ; n++ {
+				select {
+				case <-end:
+					return
+				default:
+				}
+				resp, err := c.Do(payment(t, fmt.Sprintf("agent-%d", i), fmt.Sprintf("k-%d", n), fmt.Sprintf("%d-%d", i, n), ""))
+				if err != nil {
+					t.Errorf("agent %d, call %d: %v", i, n, err)
+					return
+				}
+				_ = resp.Body.Close()
+				if resp.StatusCode != http.StatusCreated {
+					t.Errorf("agent %d, call %d: %s", i, n, resp.Status)
+					return
+				}
+				shown.Store(string(resp.TLS.PeerCertificates[0].Signature), true)
+				calls.Add(1)
+			}
+		})
+	}
+	eventually(t, "calls are made", func() bool { return calls.Load() > 50 })
+	knows := func(pool *x509.CertPool) bool {
+		c := client(pool, false)
+		resp, err := c.Do(payment(t, "agent", "k", "shared", ""))
+		if err != nil {
+			return false
+		}
+		_ = resp.Body.Close()
+		return true
+	}
+	if !knows(pools[0]) || knows(pools[1]) {
+		t.Error("it does not show the certificate that it was started with")
+	}
+	// Half of a pair, or none at all, is not shown: the one before is.
+	broken := filepath.Join(dir, "..broken")
+	if err := os.Mkdir(broken, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for file, from := range map[string]string{"tls.crt": versions[0], "tls.key": versions[1]} {
+		text, err := os.ReadFile(filepath.Join(from, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(broken, file), bytes.TrimSpace(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	at := calls.Load()
+	link(broken, "..data")
+	eventually(t, "they call on", func() bool { return calls.Load() > at+100 })
+	if !knows(pools[0]) {
+		t.Error("half of a pair was taken")
+	}
+	link(versions[1], "..data")
+	eventually(t, "the new certificate is shown", func() bool { return knows(pools[1]) })
+	if knows(pools[0]) {
+		t.Error("the old certificate is shown beside the new one")
+	}
+	at = calls.Load()
+	eventually(t, "they call on", func() bool { return calls.Load() > at+100 })
+	finish()
+	n := 0
+	shown.Range(func(any, any) bool { n++; return true })
+	if n != 2 {
+		t.Errorf("agents saw %d certificates, want both", n)
+	}
+	if err := r.stop(); err != nil {
+		t.Error(err)
+	}
+}
