@@ -53,6 +53,25 @@ build: ## Build the manager and the test provider into bin/.
 images: ## Make the container images into dist/images, without Docker; redis and postgres, for tests, need Debian's apt.
 	@go run ./hack/images -o dist/images $(IMAGES)
 
+# The image that is installed; empty: holdfast-dev/manager:dev, as `make images` makes it.
+IMG ?=
+export IMG
+
+.PHONY: deploy
+deploy: ## Install Holdfast into the cluster of your kubectl, and wait until it serves; IMG= names the image.
+	@hack/install.sh deploy
+
+.PHONY: undeploy
+undeploy: ## Take away what `make deploy` installed, but the kinds, their objects and what is remembered; ALL=1: these too.
+	@ALL=$(ALL) hack/install.sh undeploy
+
+.PHONY: build-installer
+build-installer: ## Write all that is installed into one file, dist/install.yaml; IMG= names the image.
+	@mkdir -p dist
+	@hack/install.sh render > dist/install.yaml.partial
+	@mv dist/install.yaml.partial dist/install.yaml
+	@echo "build-installer: kubectl apply --server-side -f dist/install.yaml"
+
 .PHONY: generate
 generate: bin/controller-gen bin/crd-ref-docs ## Generate code, CRDs and docs/api.md from the types in api/, the table of metrics, and Argo CD's ConfigMap.
 	bin/controller-gen object crd applyconfiguration paths=./api/v1alpha1 output:crd:artifacts:config=config/crd/bases

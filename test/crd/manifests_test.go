@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -281,6 +282,28 @@ func TestTheInstallationFitsTogether(t *testing.T) {
 		if !guarded[name] || !scraped[name] {
 			t.Errorf("%s: has a PodDisruptionBudget: %t, has a Service for its metrics: %t", name, guarded[name], scraped[name])
 		}
+	}
+	monitoring, err := kustomize(t.Context(), filepath.Join(configDir, "prometheus"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	monitors := 0
+	for _, o := range monitoring {
+		if o.GetKind() != "ServiceMonitor" {
+			continue
+		}
+		monitors++
+		selector, _, err := unstructured.NestedStringMap(o.Object, "spec", "selector", "matchLabels")
+		if err != nil || o.GetNamespace() != "holdfast-system" || len(selector) != 1 || selector["guardrails.holdfast.dev/metrics"] != "true" {
+			t.Errorf("the ServiceMonitor in %s selects %v (%v)", o.GetNamespace(), selector, err)
+		}
+		endpoints, _, err := unstructured.NestedSlice(o.Object, "spec", "endpoints")
+		if endpoint, ok := endpoints[0].(map[string]any); err != nil || !ok || endpoint["port"] != "metrics" || endpoint["scheme"] != "https" {
+			t.Errorf("the ServiceMonitor asks at %v (%v)", endpoints, err)
+		}
+	}
+	if monitors != 1 {
+		t.Errorf("there are %d ServiceMonitors", monitors)
 	}
 	// The controllers make a certificate for the Service that there is.
 	env := deployments["holdfast-controllers"].Spec.Template.Spec.Containers[0].Env
