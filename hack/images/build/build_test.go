@@ -5,6 +5,7 @@ package build_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -85,6 +86,37 @@ func TestRedisAsAPod(t *testing.T) {
 	p.probe(p.spec.LivenessProbe)
 	if got := cli(p, "GET", "{shop}x"); got != "paid" {
 		t.Fatalf("after the kill GET says %q", got)
+	}
+}
+
+// TestProviderAsAPod is of a program of Holdfast's own: nothing is in the image but it, and
+// only its volume takes writes.
+func TestProviderAsAPod(t *testing.T) {
+	image := made(t, build.Provider)
+	user := 0
+	if _, err := fmt.Sscanf(image.Config.User, "%d:", &user); err != nil || user == 0 {
+		t.Fatalf("the image's user is %q, which should be one by number, and not root: %v", image.Config.User, err)
+	}
+	readOnly := true
+	spec := corev1.PodSpec{Containers: []corev1.Container{{
+		Args:            []string{"--listen", "127.0.0.1:8080", "--ledger-file", "/data/ledger"},
+		SecurityContext: &corev1.SecurityContext{ReadOnlyRootFilesystem: &readOnly},
+		VolumeMounts:    []corev1.VolumeMount{{Name: workload.VolumeName(), MountPath: "/data"}},
+	}}}
+	v := volumesOf(t, spec, nil, nil)
+	p := start(t.Context(), t, image, spec, v, user)
+	for deadline := time.Now().Add(time.Minute); !strings.Contains(p.log.String(), "http://127.0.0.1:8080"); {
+		if time.Now().After(deadline) {
+			p.kill()
+			t.Fatalf("the provider does not say where it listens\n%s", p.log)
+		}
+		pause(t, 10*time.Millisecond)
+	}
+	if _, err := os.Stat(filepath.Join(v[workload.VolumeName()], "ledger")); err != nil {
+		t.Errorf("the ledger is not in the volume: %v", err)
+	}
+	if r := p.run(nil, image.Config.Entrypoint[0], "--listen", "127.0.0.1:0", "--ledger-file", "/ledger"); r.Code != 1 || !strings.Contains(r.Output, "read-only file system") {
+		t.Errorf("a ledger outside of the volume: it ends with %d and says %q", r.Code, r.Output)
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -203,8 +204,26 @@ type pod struct {
 	spec    corev1.Container
 	stdin   io.WriteCloser
 	answers *json.Decoder
-	log     *bytes.Buffer
+	log     *said
 	wait    func() error
+}
+
+// said is what a pod has said so far.
+type said struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (s *said) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(b)
+}
+
+func (s *said) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
 }
 
 // volumes are the directories of a pod's volumes, by their names.
@@ -301,7 +320,7 @@ func start(ctx context.Context, t *testing.T, image unpacked, spec corev1.PodSpe
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &pod{t: t, spec: c, stdin: stdin, answers: json.NewDecoder(stdout), log: &bytes.Buffer{}, wait: cmd.Wait}
+	p := &pod{t: t, spec: c, stdin: stdin, answers: json.NewDecoder(stdout), log: &said{}, wait: cmd.Wait}
 	cmd.Stderr = p.log
 	if err := cmd.Start(); err != nil {
 		t.Fatalf("start a process in namespaces of its own, which the kernel must allow: %v", err)

@@ -90,7 +90,7 @@ func (d debian) apt(ctx context.Context, dir string, args ...string) ([]byte, er
 		"Dir::State::status=" + filepath.Join(d.dir, "status"),
 		"Dir::State::Lists=" + filepath.Join(d.dir, "lists"),
 		"Dir::State::extended_states=" + filepath.Join(d.dir, "extended_states"),
-		"Dir::Cache=" + d.dir,
+		"Dir::Cache=" + d.dir, "Dir::Cache::pkgcache=pkgcache.bin", "Dir::Cache::srcpkgcache=srcpkgcache.bin",
 		"APT::Sandbox::User=", "APT::Install-Recommends=false", "Acquire::ForceHash=SHA256", "Acquire::Languages=none",
 		"Acquire::Retries=3", "Debug::NoLocking=true",
 	}
