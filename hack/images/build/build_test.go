@@ -1,3 +1,5 @@
+//go:build linux
+
 // This file has the stores' servers run from their images, in exactly the pods that the
 // operator makes, and killed; what was answered must be there afterwards.
 

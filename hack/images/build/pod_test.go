@@ -1,3 +1,5 @@
+//go:build linux
+
 // This file runs an image as a pod's container, as far as a test may: in namespaces of its
 // own, with the image as its root, which is read-only, with the pod's volumes mounted, as a
 // user without rights. It is no kubelet, but what fails here fails there.
