@@ -23,6 +23,11 @@ KILLS ?= 100
 # since there each waits until the one before is on the disk. make test admits 50,000 on Redis and
 # 5,000 on each other store.
 ADMISSIONS ?= 1000000
+# How often make drills makes each drill in a cluster.
+N ?= 10
+# The state directory of a cluster that runs (go run ./hack/cluster up), for the drills in a cluster; without it
+# they make their own, and end it.
+CLUSTER_DIR ?=
 # How many intents make drills writes down in the cluster, and how many of them are held.
 INTENTS ?= 20000
 HELD ?= 1000
@@ -31,7 +36,7 @@ RACE_PKG ?= ./internal/store/... ./internal/guard/...
 
 .PHONY: help
 help: ## Say what there is.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: ## Tell the story: a payment that is retried, held, cleared and survives a crash.
@@ -100,7 +105,7 @@ test: ## Run all tests, those against a real API server and from outside include
 	@echo "test: making sure that the control plane is here"
 	@set -euo pipefail; \
 	assets=$$(go run ./hack/controlplane assets); \
-	inside=$$(go list $(PKG) | grep -v /test/e2e || true); outside=$$(go list -f '{{.Dir}}' $(PKG) | grep /test/e2e || true); \
+	inside=$$(go list $(PKG) | grep -v /test/e2e || true); outside=$$(go list -f '{{.Dir}}' $(PKG) | grep '/test/e2e$$' || true); \
 	export KUBEBUILDER_ASSETS=$$assets; \
 	if [[ -n $$inside ]]; then \
 		echo "test: running the tests; a package says ok when it is done"; \
@@ -137,8 +142,22 @@ bench: ## Measure the guard on each store beside a plain proxy and the stores' f
 picture: ## Draw docs/dashboard.svg from a run of five minutes, with agents that behave badly.
 	@go run ./hack/picture
 
+# The tests in a cluster. They need root, and bring it up themselves.
+in_cluster = HOLDFAST_CLUSTER=$(CLUSTER_DIR) go run -mod=readonly github.com/onsi/ginkgo/v2/ginkgo $(E2EFLAGS)
+
+.PHONY: test-e2e
+test-e2e: ## Install Holdfast in a cluster of two nodes, with its stores, the provider and agents as pods, and break it: each drill once. As root.
+	@$(in_cluster) --timeout=40m ./test/e2e/cluster
+
 .PHONY: drills
-drills: ## Kill gateways and stores under load, 200 times, admit a million calls to 64 slots (on PostgreSQL 100,000), and count the money. It takes hours.
+drills: drills-cluster drills-processes ## Make all drills: those in a cluster N times, and those of processes. It takes hours.
+
+.PHONY: drills-cluster
+drills-cluster: ## Break a cluster in every way that test-e2e does, N times each; bin/drills.md has what callers saw. As root.
+	@HOLDFAST_DRILLS=$(N) $(in_cluster) --timeout=12h --label-filter=drill ./test/e2e/cluster
+
+.PHONY: drills-processes
+drills-processes: ## Kill gateways and stores under load, 200 times, admit a million calls to 64 slots (on PostgreSQL 100,000), and count the money.
 	@hack/servers.sh
 	@set -euo pipefail; \
 	export KUBEBUILDER_ASSETS=$$(go run ./hack/controlplane assets); \
