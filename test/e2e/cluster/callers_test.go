@@ -217,8 +217,6 @@ type run struct {
 	pod    string
 	// at is where its report is.
 	at string
-	// last is its report, once it is done.
-	last report
 }
 
 // report is what an agent saw.
@@ -231,6 +229,7 @@ type report struct {
 	Answers          map[string]int `json:"answers"`
 	ConnectionErrors map[string]int `json:"connection_errors"`
 	LastErrors       []string       `json:"last_errors"`
+	Ends             map[string]int `json:"ends"`
 	LongestPause     float64        `json:"longest_pause_seconds"`
 	Intents          []intent       `json:"intents"`
 }
@@ -258,17 +257,6 @@ func (r report) connectionErrors() int {
 	n := 0
 	for _, of := range r.ConnectionErrors {
 		n += of
-	}
-	return n
-}
-
-// ended counts the intents with this end.
-func (r report) ended(end string) int {
-	n := 0
-	for _, i := range r.Intents {
-		if i.End == end {
-			n++
-		}
 	}
 	return n
 }
@@ -374,10 +362,10 @@ func ask(ctx context.Context, method, to string, out any) error {
 	return json.Unmarshal([]byte(got.body), out)
 }
 
-// report is what the agent has seen until now.
-func (r *run) report(ctx context.Context) (report, error) {
+// progress is what the agent has seen until now, without its intents.
+func (r *run) progress(ctx context.Context) (report, error) {
 	var now report
-	err := ask(ctx, http.MethodGet, r.at+"/report", &now)
+	err := ask(ctx, http.MethodGet, r.at+"/progress", &now)
 	return now, err
 }
 
@@ -385,8 +373,8 @@ func (r *run) report(ctx context.Context) (report, error) {
 func (r *run) paid(ctx context.Context, more int) {
 	GinkgoHelper()
 	count := func(ctx context.Context) (int, error) {
-		now, err := r.report(ctx)
-		return now.ended(endPaid), err
+		now, err := r.progress(ctx)
+		return now.Ends[endPaid], err
 	}
 	var before int
 	Eventually(func(ctx context.Context) (err error) {
@@ -394,8 +382,7 @@ func (r *run) paid(ctx context.Context, more int) {
 		return err
 	}).WithContext(ctx).Should(Succeed())
 	Eventually(count).WithContext(ctx).WithTimeout(2*time.Minute).Should(BeNumerically(">=", before+more), func() string {
-		now, err := r.report(ctx)
-		now.Intents = nil
+		now, err := r.progress(ctx)
 		return fmt.Sprintf("%+v, %v", now, err)
 	})
 }
@@ -403,15 +390,14 @@ func (r *run) paid(ctx context.Context, more int) {
 // end has the agent begin no order more, and waits until those that it began are at an end.
 func (r *run) end(ctx context.Context) report {
 	GinkgoHelper()
+	var now report
 	Eventually(func(ctx context.Context) error { return ask(ctx, http.MethodPost, r.at+"/stop", nil) }).WithContext(ctx).Should(Succeed())
 	Eventually(func(ctx context.Context) (bool, error) {
 		var err error
-		r.last, err = r.report(ctx)
-		return r.last.Done, err
-	}).WithContext(ctx).WithTimeout(3*time.Minute).Should(BeTrue(), func() string {
-		open := r.last
-		open.Intents = nil
-		return fmt.Sprintf("%+v", open)
-	})
-	return r.last
+		now, err = r.progress(ctx)
+		return now.Done, err
+	}).WithContext(ctx).WithTimeout(3*time.Minute).Should(BeTrue(), func() string { return fmt.Sprintf("%+v", now) })
+	var all report
+	Eventually(func(ctx context.Context) error { return ask(ctx, http.MethodGet, r.at+"/report", &all) }).WithContext(ctx).Should(Succeed())
+	return all
 }

@@ -176,6 +176,6 @@ func (w *world) lostNone(saw judged) {
 	Expect(saw.connectionErrors()).To(BeZero(), "%v %v", saw.ConnectionErrors, saw.LastErrors)
 	Expect(slices.Collect(maps.Keys(saw.Answers))).To(Equal([]string{"201 ALLOW"}), "%v", saw.Answers)
 	Expect(saw.Calls).To(Equal(saw.Orders))
-	Expect(saw.ended(endPaid)).To(Equal(saw.Orders))
+	Expect(saw.Ends[endPaid]).To(Equal(saw.Orders))
 	Expect(saw.charges).To(Equal(saw.Orders))
 }

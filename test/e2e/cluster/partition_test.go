@@ -60,7 +60,7 @@ func cut(ctx context.Context, pod corev1.Pod, addresses []string) (mend func(con
 func (r *run) refusals(ctx context.Context, answer string) {
 	GinkgoHelper()
 	count := func(ctx context.Context) (int, error) {
-		now, err := r.report(ctx)
+		now, err := r.progress(ctx)
 		return now.Answers[answer], err
 	}
 	before, err := count(ctx)

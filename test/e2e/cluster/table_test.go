@@ -35,6 +35,7 @@ func (r *report) add(more report) {
 	r.Calls += more.Calls
 	r.LongestPause = max(r.LongestPause, more.LongestPause)
 	r.Answers = sum(r.Answers, more.Answers)
+	r.Ends = sum(r.Ends, more.Ends)
 	r.ConnectionErrors = sum(r.ConnectionErrors, more.ConnectionErrors)
 }
 
