@@ -143,7 +143,7 @@ picture: ## Draw docs/dashboard.svg from a run of five minutes, with agents that
 	@go run ./hack/picture
 
 # The tests in a cluster. They need root, and bring it up themselves.
-in_cluster = HOLDFAST_CLUSTER=$(CLUSTER_DIR) go run -mod=readonly github.com/onsi/ginkgo/v2/ginkgo $(E2EFLAGS)
+in_cluster = HOLDFAST_CLUSTER=$(abspath $(CLUSTER_DIR)) go run -mod=readonly github.com/onsi/ginkgo/v2/ginkgo $(E2EFLAGS)
 
 .PHONY: test-e2e
 test-e2e: ## Install Holdfast in a cluster of two nodes, with its stores, the provider and agents as pods, and break it: each drill once. As root.

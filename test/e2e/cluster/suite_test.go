@@ -89,6 +89,12 @@ func drill(text string, args ...any) {
 }
 
 var _ = BeforeSuite(func(ctx SpecContext) {
+	prepared := false
+	defer func() {
+		if !prepared && box != nil {
+			sayWhatIs(context.WithoutCancel(ctx))
+		}
+	}()
 	var err error
 	root, err = assets.Root(ctx)
 	Expect(err).NotTo(HaveOccurred())
@@ -103,9 +109,12 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 	archives, err := filepath.Glob(filepath.Join(images, "*.tar"))
 	Expect(err).NotTo(HaveOccurred())
 	Expect(archives).NotTo(BeEmpty())
-	Expect(box.Load(ctx, archives...)).To(Succeed())
+	for _, archive := range archives {
+		Expect(box.Load(ctx, archive)).To(Succeed())
+	}
 	install(ctx)
 	prepare(ctx)
+	prepared = true
 }, NodeTimeout(20*time.Minute))
 
 // bringUp makes a cluster of two nodes, or attaches to one.
@@ -205,19 +214,23 @@ func clientAs(user string) client.Client {
 	return c
 }
 
-// logsOfFailure has the report end with what Holdfast said last, if a spec has failed.
-func logsOfFailure(ctx context.Context) {
-	if !CurrentSpecReport().Failed() {
-		return
-	}
+// sayWhatIs has the report end with what there is and what Holdfast said last.
+func sayWhatIs(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
 	for _, args := range [][]string{
 		{"get", "pods", "--all-namespaces", "--output=wide"},
+		{"get", "atool,idem,ibudget", "--all-namespaces"},
 		{"logs", "--namespace=" + system, "--selector=app.kubernetes.io/name=holdfast", "--prefix", "--tail=40"},
-		{"get", "events", "--namespace=" + system, "--sort-by=.lastTimestamp"},
+		{"get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"},
 	} {
 		out, err := kubectl(ctx, args...)
 		AddReportEntry("kubectl "+strings.Join(args, " "), fmt.Sprint(out, err))
 	}
 }
 
-var _ = JustAfterEach(func(ctx SpecContext) { logsOfFailure(ctx) })
+var _ = JustAfterEach(func(ctx SpecContext) {
+	if CurrentSpecReport().Failed() {
+		sayWhatIs(ctx)
+	}
+}, NodeTimeout(time.Minute))
