@@ -153,6 +153,13 @@ func (w *world) volumeDir() string { return path.Join(volumesDir, w.volume) }
 // apply makes what of the world is not there, and waits until its tool can be called.
 func (w *world) apply(ctx context.Context) {
 	GinkgoHelper()
+	w.made(ctx)
+	w.ready(ctx)
+}
+
+// made makes what of the world is not there.
+func (w *world) made(ctx context.Context) {
+	GinkgoHelper()
 	ensure(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
 		Name: w.namespace, Labels: map[string]string{"pod-security.kubernetes.io/enforce": "restricted"},
 	}})
@@ -180,7 +187,6 @@ func (w *world) apply(ctx context.Context) {
 		w.tool(),
 	)
 	w.trustGateways(ctx)
-	w.ready(ctx)
 	w.token = tokenOf(ctx, w.namespace, agentName)
 }
 
@@ -270,9 +276,6 @@ func (w *world) ready(ctx context.Context) {
 	GinkgoHelper()
 	Eventually(w.isReady).WithContext(ctx).WithTimeout(4 * time.Minute).Should(Succeed())
 	Eventually(func(ctx context.Context) error {
-		if w.token == "" {
-			w.token = tokenOf(ctx, w.namespace, agentName)
-		}
 		got := w.poll(ctx, "nobody")
 		if got.err != nil || got.status != 404 {
 			return fmt.Errorf("the gateways do not serve it: %s", got)
