@@ -147,6 +147,10 @@ in_cluster = HOLDFAST_CLUSTER=$(abspath $(CLUSTER_DIR)) go run -mod=readonly git
 
 .PHONY: test-e2e
 test-e2e: ## Install Holdfast in a cluster of two nodes, with its stores, the provider and agents as pods, and break it: each drill once. As root.
+	@hack/packages.sh
+	@echo "test-e2e: the cluster itself: nodes that crash and come back, and links that are cut"
+	@go test $(TESTFLAGS) -tags=cluster ./hack/cluster/nodes
+	@echo "test-e2e: Holdfast in a cluster of two nodes, and its drills"
 	@$(in_cluster) --timeout=40m ./test/e2e/cluster
 
 .PHONY: drills
@@ -154,6 +158,7 @@ drills: drills-cluster drills-processes ## Make all drills: those in a cluster N
 
 .PHONY: drills-cluster
 drills-cluster: ## Break a cluster in every way that test-e2e does, N times each; bin/drills.md has what callers saw. As root.
+	@hack/packages.sh
 	@HOLDFAST_DRILLS=$(N) $(in_cluster) --timeout=12h --label-filter=drill ./test/e2e/cluster
 
 .PHONY: drills-processes

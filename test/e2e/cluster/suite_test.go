@@ -84,7 +84,7 @@ func drill(text string, args ...any) {
 		if times() > 1 {
 			name = fmt.Sprintf("%s, %d of %d", text, n+1, times())
 		}
-		It(name, append([]any{Label("drill"), NodeTimeout(6 * time.Minute)}, args...)...)
+		It(name, append([]any{Offset(1), Label("drill"), NodeTimeout(6 * time.Minute)}, args...)...)
 	}
 }
 
