@@ -182,6 +182,9 @@ func TestPostgresAsAPod(t *testing.T) {
 			t.Errorf("the server says %q", got)
 		}
 	})
+	if image.Config.StopSignal != "SIGINT" {
+		t.Errorf("it is ended by %q: only SIGINT ends it while clients are connected", image.Config.StopSignal)
+	}
 	t.Run("what is no database stays", func(t *testing.T) {
 		v := volumesOf(t, spec, content, secret.Secret.Data)
 		other := filepath.Join(v[workload.VolumeName()], "pgdata", "other")

@@ -407,6 +407,7 @@ type unpacked struct {
 		Entrypoint, Cmd []string
 		Env             []string
 		WorkingDir      string
+		StopSignal      string
 		Labels          map[string]string
 	} `json:"config"`
 }

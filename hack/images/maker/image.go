@@ -35,6 +35,8 @@ type image struct {
 	entrypoint, cmd   []string
 	env               []string
 	workingDir        string
+	// stopSignal has the program end; "": SIGTERM.
+	stopSignal string
 	// parts are listed in the SBOM.
 	parts []part
 }
@@ -54,7 +56,7 @@ func (i image) build(s stamp) (v1.Image, error) {
 	config := &v1.ConfigFile{
 		Architecture: runtime.GOARCH, OS: "linux", Created: v1.Time{Time: s.created},
 		Config: v1.Config{
-			User: i.user, Entrypoint: i.entrypoint, Cmd: i.cmd, Env: i.env, WorkingDir: i.workingDir,
+			User: i.user, Entrypoint: i.entrypoint, Cmd: i.cmd, Env: i.env, WorkingDir: i.workingDir, StopSignal: i.stopSignal,
 			Labels: labels(i, s),
 		},
 	}

@@ -68,5 +68,7 @@ func postgresImage(ctx context.Context, d debian) (image, error) {
 	// Clients ask the system for the user's name, and it may know none.
 	i.env = append(i.env, "PGUSER=postgres")
 	i.entrypoint, i.cmd = []string{entry}, []string{"postgres"}
+	// As in the official image: it ends its clients' connections. By SIGTERM it would wait until they leave.
+	i.stopSignal = "SIGINT"
 	return i, nil
 }
