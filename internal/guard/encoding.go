@@ -425,7 +425,20 @@ func (c *coder) readText() string {
 }
 
 func (c *coder) writeText(num protowire.Number, s string) {
-	c.out = protowire.AppendString(protowire.AppendTag(c.out, num, protowire.BytesType), s)
+	c.out = append(appendVarint(appendTag(c.out, num, protowire.BytesType), uint64(len(s))), s...)
+}
+
+// appendVarint is protowire.AppendVarint, which is called for what takes more than a byte alone:
+// nearly all that is written takes one, and a record has a hundred of them.
+func appendVarint(b []byte, v uint64) []byte {
+	if v < 0x80 {
+		return append(b, byte(v))
+	}
+	return protowire.AppendVarint(b, v)
+}
+
+func appendTag(b []byte, num protowire.Number, kind protowire.Type) []byte {
+	return appendVarint(b, protowire.EncodeTag(num, kind))
 }
 
 func text[T ~string](c *coder, num protowire.Number, s *T) {
@@ -457,7 +470,7 @@ func texts[S ~[]T, T ~string](c *coder, num protowire.Number, s *S) {
 func integer[T ~int | ~int64](c *coder, num protowire.Number, n *T) {
 	if !c.reads {
 		if *n != 0 {
-			c.out = protowire.AppendVarint(protowire.AppendTag(c.out, num, protowire.VarintType), protowire.EncodeZigZag(int64(*n)))
+			c.out = appendVarint(appendTag(c.out, num, protowire.VarintType), protowire.EncodeZigZag(int64(*n)))
 		}
 		return
 	}
@@ -470,7 +483,7 @@ func integer[T ~int | ~int64](c *coder, num protowire.Number, n *T) {
 func (c *coder) yes(num protowire.Number, b *bool) {
 	if !c.reads {
 		if *b {
-			c.out = protowire.AppendVarint(protowire.AppendTag(c.out, num, protowire.VarintType), 1)
+			c.out = appendVarint(appendTag(c.out, num, protowire.VarintType), 1)
 		}
 		return
 	}
@@ -483,7 +496,7 @@ func (c *coder) yes(num protowire.Number, b *bool) {
 func (c *coder) bytes(num protowire.Number, b *[]byte) {
 	if !c.reads {
 		if len(*b) > 0 {
-			c.out = protowire.AppendBytes(protowire.AppendTag(c.out, num, protowire.BytesType), *b)
+			c.out = append(appendVarint(appendTag(c.out, num, protowire.BytesType), uint64(len(*b))), *b...)
 		}
 		return
 	}
@@ -499,9 +512,9 @@ func (c *coder) time(num protowire.Number, t *time.Time) {
 	if !c.reads {
 		if !t.IsZero() {
 			seconds, nanos := protowire.EncodeZigZag(t.Unix()), uint64(t.Nanosecond())
-			c.out = protowire.AppendTag(c.out, num, protowire.BytesType)
-			c.out = protowire.AppendVarint(c.out, uint64(protowire.SizeVarint(seconds)+protowire.SizeVarint(nanos)))
-			c.out = protowire.AppendVarint(protowire.AppendVarint(c.out, seconds), nanos)
+			c.out = appendTag(c.out, num, protowire.BytesType)
+			c.out = appendVarint(c.out, uint64(protowire.SizeVarint(seconds)+protowire.SizeVarint(nanos)))
+			c.out = appendVarint(appendVarint(c.out, seconds), nanos)
 		}
 		return
 	}
@@ -536,13 +549,13 @@ func (c *coder) hash(num protowire.Number, s *string) {
 			return
 		}
 		var sum [sha256.Size]byte
-		c.out = protowire.AppendTag(c.out, num, protowire.BytesType)
+		c.out = appendTag(c.out, num, protowire.BytesType)
 		if parseHash(*s, &sum) {
-			c.out = append(protowire.AppendVarint(c.out, 1+sha256.Size), keptHash)
+			c.out = append(appendVarint(c.out, 1+sha256.Size), keptHash)
 			c.out = append(c.out, sum[:]...)
 			return
 		}
-		c.out = append(protowire.AppendVarint(c.out, uint64(1+len(*s))), keptText)
+		c.out = append(appendVarint(c.out, uint64(1+len(*s))), keptText)
 		c.out = append(c.out, *s...)
 		return
 	}
@@ -569,26 +582,25 @@ func parseHash(s string, sum *[sha256.Size]byte) bool {
 	if !ok || len(digits) != 2*sha256.Size {
 		return false
 	}
+	wrong := byte(0)
 	for i := range sum {
-		high, low := digit(digits[2*i]), digit(digits[2*i+1])
-		if high > 15 || low > 15 {
-			return false
-		}
+		high, low := digitValues[digits[2*i]], digitValues[digits[2*i+1]]
+		wrong |= high | low
 		sum[i] = high<<4 | low
 	}
-	return true
+	return wrong < 16
 }
 
-// digit is the value of a hexadecimal digit in lower case; more than 15: it is none.
-func digit(b byte) byte {
-	switch {
-	case '0' <= b && b <= '9':
-		return b - '0'
-	case 'a' <= b && b <= 'f':
-		return b - 'a' + 10
+// digitValues are the values of hexadecimal digits in lower case; more than 15: it is none.
+var digitValues = func() (values [256]byte) {
+	for b := range values {
+		values[b] = 255
 	}
-	return 255
-}
+	for value, b := range []byte("0123456789abcdef") {
+		values[b] = byte(value)
+	}
+	return values
+}()
 
 // one is a struct that is always there.
 func one[T any](c *coder, num protowire.Number, v *T, fields func(*T, *coder)) {
@@ -650,14 +662,14 @@ func (c *coder) lines(num protowire.Number, v *map[string][]string) {
 
 // write writes a message, and its length before it.
 func (c *coder) write(num protowire.Number, fields func()) {
-	c.out = protowire.AppendTag(c.out, num, protowire.BytesType)
+	c.out = appendTag(c.out, num, protowire.BytesType)
 	start := len(c.out)
 	fields()
 	n := len(c.out) - start
 	size := protowire.SizeVarint(uint64(n))
 	c.out = append(c.out, make([]byte, size)...)
 	copy(c.out[start+size:], c.out[start:start+n])
-	protowire.AppendVarint(c.out[:start], uint64(n))
+	appendVarint(c.out[:start], uint64(n))
 }
 
 // read reads a message within the one that is being read.

@@ -59,7 +59,7 @@ type Options struct {
 	// StoreClock is where the store's clock should be when the engine is made, if
 	// somebody knows: then a jump is noticed that came while no process was running.
 	StoreClock time.Time
-	// Observe is told of every step; it must not block.
+	// Observe is told of every step; it must not block. nil: nobody is.
 	Observe func(Change)
 	// Evidence is told of a result that could not be written; it must not block.
 	Evidence func(Evidence)
@@ -125,9 +125,6 @@ func New(st store.Store, id store.Identity, o Options) *Engine {
 	}
 	if o.Clock == nil {
 		o.Clock = SystemClock{}
-	}
-	if o.Observe == nil {
-		o.Observe = func(Change) {}
 	}
 	if o.Evidence == nil {
 		o.Evidence = func(Evidence) {}
@@ -389,6 +386,9 @@ func (e *Engine) updateAt(ctx context.Context, p pending, boot time.Duration, un
 // done tells the observer, and begins or ends the watching.
 func (e *Engine) done(p pending, boot time.Duration) {
 	e.see(p.to, boot)
+	if e.o.Observe == nil {
+		return
+	}
 	from := None
 	if p.from != nil {
 		from = p.from.State

@@ -33,23 +33,31 @@ const (
 // namer writes names one behind the other into memory that they share.
 type namer struct{ strings.Builder }
 
-// name is that of a mark or probe of this kind and budget.
-func (n *namer) name(kind, budget, rest string) string {
+// prefix is what the names of this kind and budget begin with.
+func (n *namer) prefix(kind, budget string) string {
 	start := n.Len()
-	n.begin(kind, budget, len(rest))
-	n.WriteString(rest)
+	n.part(kind)
+	n.part(budget)
 	return n.String()[start:]
 }
 
-// begin writes what comes before the last part, which is so long.
-func (n *namer) begin(kind, budget string, last int) {
+// part writes one part of a name.
+func (n *namer) part(text string) {
+	n.length(len(text))
+	n.WriteString(text)
+}
+
+func (n *namer) length(of int) {
 	var digits [20]byte
-	length := func(l int) { n.Write(append(strconv.AppendInt(digits[:0], int64(l), 10), ':')) }
-	length(len(kind))
-	n.WriteString(kind)
-	length(len(budget))
-	n.WriteString(budget)
-	length(last)
+	n.Write(append(strconv.AppendInt(digits[:0], int64(of), 10), ':'))
+}
+
+// name is that of a mark or probe with this prefix.
+func (n *namer) name(prefix, rest string) string {
+	start := n.Len()
+	n.WriteString(prefix)
+	n.part(rest)
+	return n.String()[start:]
 }
 
 // hashed is a name that ends with the hash of these parts.
@@ -59,7 +67,9 @@ func (n *namer) hashed(kind, budget string, parts ...string) string {
 	var digits [2 * sha256.Size]byte
 	hex.Encode(digits[:], sum[:])
 	start := n.Len()
-	n.begin(kind, budget, len(digits))
+	n.part(kind)
+	n.part(budget)
+	n.length(len(digits))
 	n.Write(digits[:])
 	return n.String()[start:]
 }
@@ -134,15 +144,17 @@ func (r *record) sizeOfNames() int {
 	if r.Policy.Lookalike > 0 {
 		size += each + 2*sha256.Size
 	}
+	path := func(p intent.Path) int { return 2*each + 2*(1+strings.Count(string(p), "/"))*(each+len(p)) }
 	for _, p := range r.Scope {
-		size += 2 * (1 + strings.Count(string(p), "/")) * (each + len(p))
+		size += path(p)
 	}
-	return size + 2*(1+strings.Count(string(r.Lineage), "/"))*(each+len(r.Lineage))
+	return size + path(r.Lineage)
 }
 
 func (n *namer) path(own, under, budget string, p intent.Path) pathsNames {
+	own, under = n.prefix(own, budget), n.prefix(under, budget)
 	name := func(p intent.Path) pathNames {
-		return pathNames{own: n.name(own, budget, string(p)), under: n.name(under, budget, string(p))}
+		return pathNames{own: n.name(own, string(p)), under: n.name(under, string(p))}
 	}
 	ancestors := p.Ancestors()
 	names := pathsNames{pathNames: name(p), ancestors: make([]pathNames, len(ancestors))}
@@ -161,6 +173,10 @@ func (n *markNames) most(others int) int {
 	}
 	return others
 }
+
+// several says that a name may come twice: two paths of a scope may have ancestors in common.
+// Names of other kinds differ, and so do those of one path.
+func (n *markNames) several() bool { return len(n.scope) > 1 }
 
 // identityTags are how records of one tool meet across a change of its identity block:
 // equal recipient and amount under another block; equal recipient where the amount is
@@ -184,8 +200,9 @@ func (r *record) marks(now time.Time) []store.Mark {
 		until = now.Add(r.Policy.Window)
 	}
 	out := make([]store.Mark, 0, n.most(5)+len(n.lookalike))
+	several := n.several()
 	add := func(s, tag string) {
-		if !slices.ContainsFunc(out, func(m store.Mark) bool { return m.String == s }) {
+		if !several || !slices.ContainsFunc(out, func(m store.Mark) bool { return m.String == s }) {
 			out = append(out, store.Mark{String: s, Tag: tag, Until: until})
 		}
 	}
@@ -226,9 +243,10 @@ func (r *record) probes(first bool) (probes []store.Probe, kinds []string) {
 	n := r.names()
 	most := n.most(5) + len(n.lookalike)
 	probes, kinds = make([]store.Probe, 0, most), make([]string, 0, most)
+	several := n.several()
 	add := func(kind string, p store.Probe) {
 		// There are few: at most some for each segment of each path.
-		if !slices.ContainsFunc(probes, func(have store.Probe) bool { return have.String == p.String }) {
+		if !several || !slices.ContainsFunc(probes, func(have store.Probe) bool { return have.String == p.String }) {
 			probes, kinds = append(probes, p), append(kinds, kind)
 		}
 	}

@@ -120,7 +120,11 @@ func (p Path) Segments() []string {
 
 // Ancestors gives the path's proper ancestors, from the root down.
 func (p Path) Ancestors() []Path {
-	var out []Path
+	n := strings.Count(string(p), "/")
+	if n == 0 {
+		return nil
+	}
+	out := make([]Path, 0, n)
 	for i := range len(p) {
 		if p[i] == '/' {
 			out = append(out, p[:i])

@@ -247,7 +247,8 @@ func (n *lane) deliver(steps []*step) {
 		}
 		for _, st := range steps {
 			st.ticket = ticket
-			keys = append(keys, n.s.key("r"+st.id), n.s.key("b"+st.id))
+			record, body := n.s.keysOf(st.id)
+			keys = append(keys, record, body)
 			args = append(args, st.args...)
 		}
 		return keys, args

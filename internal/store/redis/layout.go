@@ -37,6 +37,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/cockroachdb/apd/v3"
@@ -142,26 +143,76 @@ type keys struct{ meta, due, held, sums, marks string }
 
 func (s *Store) key(name string) string { return s.prefix + name }
 
+// keysOf are those of a record and of its body, in one piece of memory.
+func (s *Store) keysOf(id string) (record, body string) {
+	both := s.prefix + "r" + id + s.prefix + "b" + id
+	return both[:len(both)/2], both[len(both)/2:]
+}
+
 func hash(text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return string(sum[:hashSize])
 }
 
-// hashes are those of one write, whose probes and marks name much alike: each text is hashed once.
-type hashes struct {
+// packer is the memory in which the arguments of a write are put together, and used again.
+// What is sent does not lie in it.
+type packer struct {
+	// texts are what was hashed, each once, because probes and marks name much alike; sums are
+	// their hashes.
 	texts places[string]
 	sums  [][hashSize]byte
 	bytes []byte // of the last text
+	// asked are the strings whose values the script reads: those of the probes, and then others
+	// of marks.
+	asked places[[hashSize]byte]
+	which []byte
+
+	// The marks, when each ends, and what is kept of them; their strings, the first mark of
+	// each, and its value as long as nobody else has marks of it.
+	marks   places[mark]
+	ends    []int64
+	kept    []byte
+	strings places[[hashSize]byte]
+	first   []int
+	alone   []byte
 }
 
-func (h *hashes) of(text string) [hashSize]byte {
-	i, known := h.texts.of(text)
-	if !known {
-		h.bytes = append(h.bytes[:0], text...)
-		sum := sha256.Sum256(h.bytes)
-		h.sums = append(h.sums, [hashSize]byte(sum[:]))
+// packers are used again, but for those that had to do with very many probes or marks.
+var packers = sync.Pool{New: func() any { return new(packer) }}
+
+const mostKept = 256
+
+func (p *packer) free() {
+	if len(p.texts.all) > mostKept || len(p.asked.all) > mostKept || len(p.marks.all) > mostKept {
+		return
 	}
-	return h.sums[i]
+	p.texts.reset()
+	p.asked.reset()
+	p.marks.reset()
+	p.strings.reset()
+	p.sums, p.ends, p.first = p.sums[:0], p.ends[:0], p.first[:0]
+	p.which, p.kept, p.alone = p.which[:0], p.kept[:0], p.alone[:0]
+	packers.Put(p)
+}
+
+func (p *packer) hash(text string) [hashSize]byte {
+	i, known := p.texts.of(text, hintOf(text))
+	if !known {
+		p.bytes = append(p.bytes[:0], text...)
+		sum := sha256.Sum256(p.bytes)
+		p.sums = append(p.sums, [hashSize]byte(sum[:]))
+	}
+	return p.sums[i]
+}
+
+// hintOf tells most names of probes and marks apart: they end with a hash, or with the last
+// segment of a path.
+func hintOf(text string) byte {
+	n := len(text)
+	if n < 2 {
+		return byte(n)
+	}
+	return byte(n) ^ text[n-1]<<4 ^ text[n-2]
 }
 
 // heldEntry is how lua/write.lua lists a record as held: it sorts by key, byte for byte,
@@ -176,30 +227,45 @@ type mark struct {
 	tagged    bool
 }
 
-// places says where things were first seen, counted from 0. Few are looked through.
+// places says where things were first seen, counted from 0. Few are looked through, and only
+// where something was seen that gives the same hint.
 type places[T comparable] struct {
-	all []T
-	at  map[T]int
+	all   []T
+	hints [4]uint64 // one bit for each hint
+	at    map[T]int
 }
 
 const fewPlaces = 32
 
-// of is the place of a thing, and whether it was there before.
-func (p *places[T]) of(thing T) (int, bool) {
+// of is the place of a thing, and whether it was there before. Equal things have one hint.
+func (p *places[T]) of(thing T, hint byte) (int, bool) {
 	if p.at == nil {
-		if i := slices.Index(p.all, thing); i >= 0 {
-			return i, true
+		if p.hints[hint>>6]&(1<<(hint&63)) != 0 {
+			if i := slices.Index(p.all, thing); i >= 0 {
+				return i, true
+			}
 		}
 	} else if i, ok := p.at[thing]; ok {
 		return i, true
 	}
-	p.all = append(p.all, thing)
+	p.add(thing, hint)
 	if p.at != nil {
 		p.at[thing] = len(p.all) - 1
 	} else {
 		p.index()
 	}
 	return len(p.all) - 1, false
+}
+
+// add puts a thing behind the others, be it there or not.
+func (p *places[T]) add(thing T, hint byte) {
+	p.all = append(p.all, thing)
+	p.hints[hint>>6] |= 1 << (hint & 63)
+}
+
+func (p *places[T]) reset() {
+	clear(p.all) // of what it names nothing stays
+	p.all, p.hints, p.at = p.all[:0], [4]uint64{}, nil
 }
 
 // index is needed once there are more than few.
@@ -213,66 +279,48 @@ func (p *places[T]) index() {
 	}
 }
 
-// packed are marks as they are sent.
-type packed struct {
-	// marks are what the record keeps of them, and end is that which most have.
-	marks []byte
-	end   int64
-	// ownEnds says that some have another one.
-	ownEnds bool
-	// strings are those that have marks, each once, and alone is the value of each, after
-	// its length, as long as nobody else has marks of it.
-	strings [][hashSize]byte
-	alone   []byte
-}
-
-// packMarks hashes marks. Of two that differ in their end only, the later end is
-// what probes see.
-func packMarks(id string, marks []store.Mark, hashes *hashes) packed {
-	var p packed
+// pack hashes the marks of a record, and gives the end that most of them have, and whether
+// some have another one. Of two that differ in their end only, the later end is what probes see.
+func (p *packer) pack(id string, marks []store.Mark) (end int64, ownEnds bool) {
 	if len(marks) == 0 {
-		return p
+		return 0, false
 	}
-	all, ends := places[mark]{all: make([]mark, 0, len(marks))}, make([]int64, 0, len(marks))
 	for _, m := range marks {
-		name, end := mark{text: hashes.of(m.String), tagged: m.Tag != ""}, milliseconds(m.Until, true)
+		name, end := mark{text: p.hash(m.String), tagged: m.Tag != ""}, milliseconds(m.Until, true)
 		if name.tagged {
-			name.tag = hashes.of(m.Tag)
+			name.tag = p.hash(m.Tag)
 		}
-		i, twice := all.of(name)
+		i, twice := p.marks.of(name, name.text[0]^name.tag[0])
 		switch {
 		case !twice:
-			ends = append(ends, end)
-		case end == 0 || ends[i] != 0 && end > ends[i]:
-			ends[i] = end
+			p.ends = append(p.ends, end)
+		case end == 0 || p.ends[i] != 0 && end > p.ends[i]:
+			p.ends[i] = end
 		}
 	}
-	p.end = ends[0]
-	strings := places[[hashSize]byte]{all: make([][hashSize]byte, 0, len(all.all))}
+	end = p.ends[0]
 	// of are the marks of each string that has several, by the string's place.
 	var of map[int][]mark
-	first := make([]int, 0, len(all.all))
-	p.marks = make([]byte, 0, len(all.all)*(1+2*hashSize+endSize))
-	for i, m := range all.all {
+	for i, m := range p.marks.all {
 		kind := byte(0)
 		if m.tagged {
 			kind |= markTagged
 		}
-		if ends[i] != p.end {
+		if p.ends[i] != end {
 			kind |= markOwnEnd
-			p.ownEnds = true
+			ownEnds = true
 		}
-		p.marks = append(append(p.marks, kind), m.text[:]...)
+		p.kept = append(append(p.kept, kind), m.text[:]...)
 		if m.tagged {
-			p.marks = append(p.marks, m.tag[:]...)
+			p.kept = append(p.kept, m.tag[:]...)
 		}
-		if ends[i] != p.end {
-			p.marks = append48(p.marks, ends[i])
+		if p.ends[i] != end {
+			p.kept = append48(p.kept, p.ends[i])
 		}
-		k, known := strings.of(m.text)
+		k, known := p.strings.of(m.text, m.text[0])
 		switch {
 		case !known:
-			first = append(first, i)
+			p.first = append(p.first, i)
 		case of == nil:
 			of = map[int][]mark{}
 			fallthrough
@@ -280,17 +328,15 @@ func packMarks(id string, marks []store.Mark, hashes *hashes) packed {
 			of[k] = append(of[k], m)
 		}
 	}
-	p.strings = strings.all
-	p.alone = make([]byte, 0, len(all.all)*(1+2*hashSize)+len(p.strings)*4)
-	for k, i := range first {
+	for k, i := range p.first {
 		at := len(p.alone)
-		p.alone = appendGroup(append(p.alone, 0, 0, 0, 0), all.all[i], id)
+		p.alone = appendGroup(append(p.alone, 0, 0, 0, 0), p.marks.all[i], id)
 		for _, m := range of[k] {
 			p.alone = appendGroup(p.alone, m, id)
 		}
 		binary.BigEndian.PutUint32(p.alone[at:], uint32(len(p.alone)-at-4))
 	}
-	return p
+	return end, ownEnds
 }
 
 // appendGroup appends the group of a single record.

@@ -97,7 +97,7 @@ const (
 // after the caller has left.
 func arguments(id string, w store.Write, probes []store.Probe, covered uint64) ([]string, error) {
 	mode, due, flags := byte(modeReplace), int64(0), byte(0)
-	var header, body string
+	size := 0 // of header and body
 	switch {
 	case w.Record == nil:
 		mode = modeRemove
@@ -105,7 +105,7 @@ func arguments(id string, w store.Write, probes []store.Probe, covered uint64) (
 		mode = modeKeep
 	}
 	if r := w.Record; r != nil {
-		due, header, body = milliseconds(r.Due, false), string(r.Header), string(r.Body)
+		due, size = milliseconds(r.Due, false), len(r.Header)+len(r.Body)
 		if r.Held {
 			flags |= flagHeld
 		}
@@ -113,66 +113,69 @@ func arguments(id string, w store.Write, probes []store.Probe, covered uint64) (
 			flags |= flagUnsettled
 		}
 	}
-	hashes := hashes{
-		texts: places[string]{all: make([]string, 0, len(probes)+len(w.Marks)+1)},
-		sums:  make([][hashSize]byte, 0, len(probes)+len(w.Marks)+1),
-		bytes: make([]byte, 0, 256),
-	}
+	p := packers.Get().(*packer)
+	defer p.free()
 	// Each string is asked for once, be it for probes or for marks.
-	texts := places[[hashSize]byte]{all: make([][hashSize]byte, 0, len(probes)+len(w.Marks))}
-	for _, p := range probes {
-		texts.all = append(texts.all, hashes.of(p.String))
+	for _, probe := range probes {
+		sum := p.hash(probe.String)
+		p.asked.add(sum, sum[0])
 	}
-	marks := packMarks(id, w.Marks, &hashes)
-	if marks.ownEnds {
+	end, ownEnds := p.pack(id, w.Marks)
+	if ownEnds {
 		flags |= flagOwnEnds
 	}
-	texts.index()
-	which := make([]byte, 0, 3*len(marks.strings))
-	for _, text := range marks.strings {
-		i, _ := texts.of(text)
-		which = append(which, byte((i+1)>>16), byte((i+1)>>8), byte(i+1))
+	p.asked.index()
+	for _, text := range p.strings.all {
+		i, _ := p.asked.of(text, text[0])
+		p.which = append(p.which, byte((i+1)>>16), byte((i+1)>>8), byte(i+1))
 	}
-	if len(texts.all) >= 1<<24 {
-		return nil, fmt.Errorf("%w: %d strings of probes and marks", store.ErrInvalid, len(texts.all))
+	if len(p.asked.all) >= 1<<24 {
+		return nil, fmt.Errorf("%w: %d strings of probes and marks", store.ErrInvalid, len(p.asked.all))
 	}
 	const numbers = 4*6 + 2 + 4*4
 	var b strings.Builder // whose text is not copied
-	b.Grow(numbers + (len(texts.all)+len(probes))*hashSize + len(probes) + len(which) + len(marks.alone) + len(marks.marks))
+	b.Grow(numbers + (len(p.asked.all)+len(probes))*hashSize + len(probes) + len(p.which) + len(p.alone) + len(p.kept) + size)
 	var scratch [numbers]byte
 	n := scratch[:0]
-	for _, number := range []int64{int64(min(w.Expected, mostVersions)), due, marks.end, int64(covered)} {
+	for _, number := range []int64{int64(min(w.Expected, mostVersions)), due, end, int64(covered)} {
 		n = append48(n, number)
 	}
 	n = append(n, mode, flags)
-	for _, number := range []int{len(probes), len(texts.all) - len(probes), len(marks.strings), len(w.Meters)} {
+	for _, number := range []int{len(probes), len(p.asked.all) - len(probes), len(p.strings.all), len(w.Meters)} {
 		n = binary.BigEndian.AppendUint32(n, uint32(number))
 	}
 	b.Write(n)
-	for i := range texts.all {
-		b.Write(texts.all[i][:])
+	for i := range p.asked.all {
+		b.Write(p.asked.all[i][:])
 	}
-	for _, p := range probes {
+	for _, probe := range probes {
 		var tag [hashSize]byte
-		if p.Except != "" {
-			tag = hashes.of(p.Except)
+		if probe.Except != "" {
+			tag = p.hash(probe.Except)
 		}
 		b.Write(tag[:])
 	}
-	for _, p := range probes {
+	for _, probe := range probes {
 		first := byte('0')
-		if p.First {
+		if probe.First {
 			first = '1'
 		}
 		b.WriteByte(first)
 	}
-	b.Write(which)
-	b.Write(marks.alone)
+	b.Write(p.which)
+	b.Write(p.alone)
 	packed := b.Len()
-	b.Write(marks.marks)
+	b.Write(p.kept)
+	marks := b.Len()
+	header := marks
+	if r := w.Record; r != nil {
+		b.Write(r.Header)
+		header = b.Len()
+		b.Write(r.Body)
+	}
 	all := b.String()
 	args := make([]string, 0, 6+3*len(w.Meters))
-	args = append(args, w.Nonce, w.Key, header, body, all[packed:], all[:packed])
+	args = append(args, w.Nonce, w.Key, all[marks:header], all[header:], all[packed:marks], all[:packed])
 	for _, m := range w.Meters {
 		amount, err := canonical(m.Amount)
 		if err != nil {
