@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -91,5 +92,40 @@ func TestQuick(t *testing.T) {
 		if r.Ratios[ratio] <= 0 {
 			t.Errorf("the ratio %s is %v", ratio, r.Ratios[ratio])
 		}
+	}
+}
+
+// A report takes the place of the one before it, and of nothing else.
+func TestDocument(t *testing.T) {
+	dir := t.TempDir()
+	page, results := filepath.Join(dir, "page.md"), filepath.Join(dir, "results.json")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(page, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := newReport(settings{})
+	r.Results = append(r.Results, row{Layer: "redis", Workload: workNew, Connections: 64, RPS: 4321})
+	if err := r.save(results); err != nil {
+		t.Fatal(err)
+	}
+	write("before\n" + runBegins + "\nan earlier one\n" + runEnds + "\nafter\n")
+	for range 2 {
+		if err := run([]string{"-from", results, "-docs", page}); err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := string(text); !strings.HasPrefix(got, "before\n"+runBegins+"\n") || !strings.HasSuffix(got, runEnds+"\nafter\n") ||
+			strings.Contains(got, "earlier") || strings.Count(got, "| redis | new | 64 | 4321 |") != 1 {
+			t.Errorf("the page is\n%s", got)
+		}
+	}
+	write("nothing\n" + runBegins + "\n")
+	if err := run([]string{"-from", results, "-docs", page}); err == nil {
+		t.Error("a page without a place for a run was written")
 	}
 }

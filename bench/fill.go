@@ -52,18 +52,16 @@ type maker struct {
 	tokens []string
 }
 
-func newMaker() (*maker, error) {
-	// The upstream's address is no part of a record.
-	tool, err := compiled("http://127.0.0.1")
-	if err != nil {
-		return nil, err
-	}
+// nowhere is the upstream of what is only written down: its address is no part of a record.
+const nowhere = "http://127.0.0.1"
+
+func newMaker(tool *policy.Tool) *maker {
 	m := &maker{tool: tool}
 	m.engine = guard.New(&m.caught, identity, guard.Options{})
 	for n := range int64(callers) {
 		m.tokens = append(m.tokens, token(n))
 	}
-	return m, nil
+	return m
 }
 
 // settled gives the writes that call number i would come to: the claim and the settlement.
@@ -132,14 +130,15 @@ func fill(st store.Store, count int64, workers int) error {
 	if _, err := st.Initialise(ctx, identity); err != nil {
 		return err
 	}
+	tool, err := compiled(nowhere)
+	if err != nil {
+		return err
+	}
 	var next atomic.Int64
 	var group sync.WaitGroup
 	failed := make(chan error, workers)
 	for range workers {
-		m, err := newMaker()
-		if err != nil {
-			return err
-		}
+		m := newMaker(tool)
 		group.Go(func() {
 			for i := next.Add(1) - 1; i < count && ctx.Err() == nil; i = next.Add(1) - 1 {
 				_, w, err := m.settled(i)

@@ -20,11 +20,11 @@ import (
 // floorRedis: a call is two SETs of what the claim and the settlement hold. Its
 // latency is given as twice that of one.
 func (b *bench) floorRedis(s *redisServer, connections int) (figures, error) {
-	m, err := newMaker()
+	tool, err := compiled(nowhere)
 	if err != nil {
 		return figures{}, err
 	}
-	claim, settlement, err := m.settled(0)
+	claim, settlement, err := newMaker(tool).settled(0)
 	if err != nil {
 		return figures{}, err
 	}

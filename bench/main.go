@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -40,6 +41,10 @@ type settings struct {
 }
 
 func main() {
+	// As in the manager: nothing is noted of what is allocated, unless it is asked for.
+	if !slices.Contains(os.Args, profiledAllocs) {
+		runtime.MemProfileRate = 0
+	}
 	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
 		role, ok := roles[os.Args[1]]
 		if !ok {
@@ -61,6 +66,9 @@ func main() {
 	}
 }
 
+// profiledAllocs is the -profiled of a gateway that is asked what it allocates.
+const profiledAllocs = "allocs"
+
 // roles are the processes that this program can be.
 var roles = map[string]func([]string) error{
 	"upstream": upstreamRole,
@@ -80,6 +88,8 @@ func run(arguments []string) error {
 	flags.StringVar(&s.out, "out", "bench/results.json", "where the results are written; \"\": nowhere")
 	flags.StringVar(&s.profiles, "profiles", "", "a directory for profiles of the gateways at the most connections; none are taken without it")
 	flags.StringVar(&s.profiled, "profiled", "cpu", "what is profiled: cpu, allocs, block or mutex")
+	docs := flags.String("docs", "", "a page in which the report takes the place of an earlier one; \"\": none")
+	from := flags.String("from", "", "nothing is measured: report what was written there")
 	layers := flags.String("layers", strings.Join(allLayers, ","), "which layers are measured")
 	measure := flags.Duration("measure", s.measure, "how long one round of a cell is measured")
 	flags.IntVar(&s.rounds, "rounds", s.rounds, "how many rounds there are")
@@ -91,8 +101,15 @@ func run(arguments []string) error {
 	if flags.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
-	if !slices.Contains([]string{"cpu", "allocs", "block", "mutex"}, s.profiled) {
+	if !slices.Contains([]string{"cpu", profiledAllocs, "block", "mutex"}, s.profiled) {
 		return fmt.Errorf("-profiled %q: use cpu, allocs, block or mutex", s.profiled)
+	}
+	if *from != "" {
+		r, err := readReport(*from)
+		if err != nil {
+			return err
+		}
+		return r.tell(*docs)
 	}
 	s.measure = *measure
 	for layer := range strings.SplitSeq(*layers, ",") {
@@ -137,8 +154,16 @@ func run(arguments []string) error {
 		}
 		progress("written to %s", s.out)
 	}
-	report.print(os.Stdout)
-	return nil
+	return report.tell(*docs)
+}
+
+// tell prints the report, and writes it into a page, if there is one.
+func (r *report) tell(page string) error {
+	r.print(os.Stdout)
+	if page == "" {
+		return nil
+	}
+	return r.document(page)
 }
 
 func progress(format string, args ...any) {

@@ -51,12 +51,20 @@ type report struct {
 	RecordBytes map[string]float64 `json:"record_bytes"`
 	// GatewayMemory is the gateway's resident memory after its cells.
 	GatewayMemory map[string]int64 `json:"gateway_memory_bytes"`
+	// Took is how long each part of the run took, in seconds.
+	Took map[string]float64 `json:"took_s"`
+}
+
+// took notes how long a part has taken that began then.
+func (r *report) took(part string, began time.Time) {
+	r.Took[part] = time.Since(began).Seconds()
+	progress("%s: took %s", part, time.Since(began).Round(time.Second))
 }
 
 func newReport(s settings) *report {
 	r := &report{
 		Taken: time.Now().UTC().Truncate(time.Second), Quick: s.quick, Ratios: map[string]float64{},
-		Results: []row{}, Growth: []row{}, RecordBytes: map[string]float64{}, GatewayMemory: map[string]int64{},
+		Results: []row{}, Growth: []row{}, RecordBytes: map[string]float64{}, GatewayMemory: map[string]int64{}, Took: map[string]float64{},
 		Machine: map[string]string{
 			"cpus": fmt.Sprint(runtime.NumCPU()), "go": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH,
 			"redis": firstLine("redis-server", "--version"),
@@ -192,6 +200,41 @@ func (r *report) save(path string) error {
 	return os.WriteFile(path, append(text, '\n'), 0o644)
 }
 
+// readReport reads what save has written.
+func readReport(path string) (*report, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var r report
+	if err := json.Unmarshal(text, &r); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return &r, nil
+}
+
+// The part of a page that is about a run lies between these lines.
+const (
+	runBegins = "<!-- run -->"
+	runEnds   = "<!-- /run -->"
+)
+
+// document writes the report into a page, in the place of the one that is there.
+func (r *report) document(path string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	before, rest, begins := strings.Cut(string(text), runBegins+"\n")
+	_, after, ends := strings.Cut(rest, runEnds+"\n")
+	if !begins || !ends {
+		return fmt.Errorf("%s has no place for a run: it needs the lines\n%s\n%s", path, runBegins, runEnds)
+	}
+	var part strings.Builder
+	r.print(&part)
+	return os.WriteFile(path, []byte(before+runBegins+"\n\n"+part.String()+"\n"+runEnds+"\n"+after), 0o644)
+}
+
 func (r *report) print(w io.Writer) {
 	say := func(format string, args ...any) { _, _ = fmt.Fprintf(w, format+"\n", args...) } // to standard output
 	table := func(rows []row, records bool) {
@@ -231,6 +274,15 @@ func (r *report) print(w io.Writer) {
 	line("bytes of a settled record, its body included", func(name string) string { return fmt.Sprintf("%.0f", r.RecordBytes[name]) })
 	line("gateway's memory, MiB", func(name string) string { return fmt.Sprintf("%.0f", float64(r.GatewayMemory[name])/(1<<20)) })
 	say("")
+	if len(r.Took) > 0 {
+		var parts []string
+		for _, part := range slices.Sorted(maps.Keys(r.Took)) {
+			parts = append(parts, fmt.Sprintf("%s %.0f", part, r.Took[part]))
+		}
+		say("Seconds that the parts took: %s.", strings.Join(parts, ", "))
+		say("")
+	}
+	say("Taken: %s  ", r.Taken.Format(time.DateTime))
 	for _, name := range slices.Sorted(maps.Keys(r.Machine)) {
 		say("%s: %s  ", name, r.Machine[name])
 	}

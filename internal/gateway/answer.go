@@ -82,6 +82,20 @@ func (c *call) refuse(p *problem) {
 	p.write(c.w)
 }
 
+// line sets a header whose name is canonical. The first ones that a call answers with have
+// their values in its own memory.
+func (c *call) line(h http.Header, name, value string) {
+	values := []string(nil)
+	if n := c.lined; n < len(c.lines) {
+		values = c.lines[n : n+1 : n+1]
+		c.lined++
+	} else {
+		values = make([]string, 1)
+	}
+	values[0] = value
+	h[name] = values
+}
+
 // deadline bounds how long the caller may take to take its answer.
 func (c *call) deadline() {
 	_ = http.NewResponseController(c.w).SetWriteDeadline(time.Now().Add(c.g.o.AnswerTimeout)) // not every ResponseWriter has one
@@ -104,7 +118,7 @@ func (c *call) write(status int, header http.Header, body []byte, wait time.Dura
 	c.deadline()
 	// A status without a body takes no length either.
 	if status != http.StatusNoContent && status != http.StatusNotModified && c.r.Method != http.MethodHead {
-		h.Set("Content-Length", strconv.Itoa(len(body)))
+		c.line(h, "Content-Length", strconv.Itoa(len(body)))
 	} else {
 		body = nil
 	}

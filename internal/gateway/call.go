@@ -39,6 +39,9 @@ const (
 	later = 2 * time.Second
 )
 
+// ownAgent is what upstreams are told where the caller's own name is not forwarded. Nobody changes it.
+var ownAgent = []string{"holdfast"}
+
 var (
 	// errGone: the caller has left before anything was reserved; nobody is there to be answered.
 	errGone = errors.New("the caller has gone")
@@ -87,6 +90,9 @@ type call struct {
 	counted bool
 	status  int
 	cause   error
+	// lines are values of the answer's headers, see line.
+	lines [5]string
+	lined int
 
 	signals
 }
@@ -167,8 +173,8 @@ func (c *call) serve() *problem {
 		return p
 	}
 	t := target{namespace: tool.Namespace, tool: tool.Name, method: c.r.Method, url: to, header: forwarded(c.r.Header, tool.Upstream.RequestHeaders), body: body, keep: tool.MaxBodyBytes}
-	if t.header.Get("User-Agent") == "" {
-		t.header.Set("User-Agent", "holdfast")
+	if agent := t.header["User-Agent"]; len(agent) == 0 || agent[0] == "" {
+		t.header["User-Agent"] = ownAgent
 	}
 	if tool.Mutating {
 		c.prefer(t.header)
@@ -575,18 +581,18 @@ func (c *call) headers() {
 		h.Set("Connection", "close") // over HTTP/2 the server makes a GOAWAY of it
 	}
 	if c.verdict != "" {
-		h.Set(headerVerdict, string(c.verdict))
+		c.line(h, headerVerdict, string(c.verdict))
 	}
 	if c.intent == "" {
 		return
 	}
-	h.Set(headerIntent, headerText(c.intent))
+	c.line(h, headerIntent, headerText(c.intent))
 	if c.counted {
-		h.Set(headerAttempt, strconv.Itoa(c.attempt))
+		c.line(h, headerAttempt, strconv.Itoa(c.attempt))
 	}
 	// The status is the upstream's, and says nothing of what the tool's rules have made of it.
 	if c.state != "" && (c.verdict == guard.Allow || c.verdict == guard.Replay) {
-		h.Set(headerState, string(c.state))
+		c.line(h, headerState, string(c.state))
 	}
 }
 

@@ -43,7 +43,8 @@ var neverForwarded = append([]string{
 var neverAnswered = append([]string{"Content-Length", "Set-Cookie", "Set-Cookie2", headerReplayed}, hopByHop...)
 
 func isHoldfast(name string) bool {
-	return strings.HasPrefix(textproto.CanonicalMIMEHeaderKey(name), "Holdfast-")
+	const prefix = "Holdfast-"
+	return len(name) >= len(prefix) && strings.EqualFold(name[:len(prefix)], prefix)
 }
 
 // named are the header names that a Connection header makes hop-by-hop.
