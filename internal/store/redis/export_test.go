@@ -51,6 +51,13 @@ return {add(ARGV[3], ARGV[4]), d or '', c < 0 and '-1' or c > 0 and '1' or '0'}
 `}, "")
 }
 
+// Goes says whether steps that wait are sent while so many questions with so many steps are
+// on their way.
+func Goes(questions, steps, waiting int) bool {
+	n := lane{under: questions, steps: steps, waiting: make([]*step, waiting)}
+	return n.goes()
+}
+
 // UpdateTogether asks for these by one script, in this order.
 func (s *Store) UpdateTogether(writes ...store.Write) (results []store.Result, errs []error) {
 	steps := make([]*step, len(writes))

@@ -3,7 +3,9 @@ package redis
 // How steps travel: Reserves and Updates, and Gets, that come while the server is busy with
 // others of their kind are asked for together, by one script. What each question costs the
 // server and this process besides the step itself is then paid once for all of them. One
-// that comes alone goes at once.
+// that comes alone goes at once, and so does a second question with half as many steps as the
+// first: with one at a time, the server would wait for this process after each answer, and
+// all callers for the server meanwhile.
 //
 // A caller waits no longer than it allows. Until its step goes, that is twice patience at
 // most; from then on it waits for the whole script, so that a step which takes the server
@@ -33,6 +35,8 @@ const (
 	// others wait for the server.
 	mostTogether = 32
 	mostBytes    = 256 << 10
+	// few are too few for a second question, however few are on their way.
+	few = 4
 	// patience is how long steps wait for those before them to be answered, or up to twice
 	// as long. Then they go behind them on the same connection.
 	patience = 5 * time.Millisecond
@@ -81,8 +85,9 @@ type lane struct {
 
 	mu      sync.Mutex
 	waiting []*step
-	// under is how many questions are on their way, sent how many there have been.
-	under, sent int
+	// under is how many questions are on their way, with so many steps; sent is how many
+	// questions there have been.
+	under, steps, sent int
 	// impatient runs while armed: since so many questions had been sent.
 	impatient *time.Timer
 	armed     bool
@@ -114,14 +119,14 @@ func (n *lane) ask(ctx context.Context, doing string, st *step) (outcome, error)
 	st.done = dones.Get().(chan struct{})
 	n.mu.Lock()
 	n.waiting = append(n.waiting, st)
-	first := n.under == 0
-	if first {
+	goes := n.goes()
+	if goes {
 		n.under++
 	} else if !n.armed {
 		n.arm()
 	}
 	n.mu.Unlock()
-	if first {
+	if goes {
 		go n.carry()
 	}
 	if gone := ctx.Done(); gone == nil {
@@ -153,6 +158,12 @@ func (n *lane) leave(st *step) bool {
 		raise(&n.s.processes.void, st.ticket)
 	}
 	return true
+}
+
+// goes says whether what waits need not wait any longer. The first question may not have
+// taken yet what goes with it: then this does, too. The lock is held.
+func (n *lane) goes() bool {
+	return n.under == 0 || n.under == 1 && n.steps > 0 && len(n.waiting) >= max(few, (n.steps+1)/2)
 }
 
 // arm lets patience begin. The lock is held.
@@ -192,16 +203,21 @@ func (n *lane) carry() {
 			return
 		}
 		n.sent++
+		n.steps += len(steps)
 		n.mu.Unlock()
 		n.deliver(steps)
 		n.mu.Lock()
-		// One at a time: what comes while others are on their way goes together.
-		if n.under > 1 {
-			n.under--
-			n.mu.Unlock()
-			return
+		n.steps -= len(steps)
+		n.under--
+		// What comes while others are on their way goes together.
+		goes := n.goes()
+		if goes {
+			n.under++
 		}
 		n.mu.Unlock()
+		if !goes {
+			return
+		}
 	}
 }
 

@@ -16,6 +16,25 @@ import (
 	"github.com/holdfast-dev/holdfast/internal/store/redis"
 )
 
+// TestSecondQuestion: a second question goes once it has half as many steps as the first, and
+// a third one waits.
+func TestSecondQuestion(t *testing.T) {
+	for _, row := range []struct {
+		questions, steps, waiting int
+		goes                      bool
+	}{
+		{0, 0, 1, true},
+		{1, 0, 20, false}, {1, 1, 1, false}, {1, 1, 3, false}, {1, 1, 4, true},
+		{1, 8, 3, false}, {1, 8, 4, true},
+		{1, 32, 15, false}, {1, 32, 16, true}, {1, 31, 15, false}, {1, 31, 16, true},
+		{2, 48, 32, false}, {3, 1, 32, false},
+	} {
+		if goes := redis.Goes(row.questions, row.steps, row.waiting); goes != row.goes {
+			t.Errorf("%+v: %t", row, goes)
+		}
+	}
+}
+
 // TestTogether: each of many steps that come at once has its own outcome, whatever becomes
 // of the others.
 func TestTogether(t *testing.T) {
