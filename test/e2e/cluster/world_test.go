@@ -182,7 +182,11 @@ func (w *world) made(ctx context.Context) {
 		w.store(),
 		&v1alpha1.IntentBudget{
 			ObjectMeta: w.in(budgetName),
-			Spec:       v1alpha1.IntentBudgetSpec{StoreRef: v1alpha1.StoreReference{Name: storeName}},
+			Spec: v1alpha1.IntentBudgetSpec{
+				StoreRef: v1alpha1.StoreReference{Name: storeName},
+				// Drills that are made many times leave their holds.
+				MaxHeld: &v1alpha1.MaxHeldSpec{Total: ptr.To(int32(2000)), PerCaller: ptr.To(int32(2000))},
+			},
 		},
 		w.tool(),
 	)
