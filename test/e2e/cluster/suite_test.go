@@ -36,6 +36,8 @@ import (
 const (
 	// clusterEnv is the state directory of a cluster that runs; "": the suite makes its own and ends it.
 	clusterEnv = "HOLDFAST_CLUSTER"
+	// imagesEnv is a directory with the images' archives, made before; "": the suite makes them.
+	imagesEnv = "HOLDFAST_IMAGES"
 	// timesEnv is how often each drill is made; "": once.
 	timesEnv = "HOLDFAST_DRILLS"
 	// tableEnv is the file that gets the table of what callers saw.
@@ -101,8 +103,13 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 	tools, err = assets.Find(ctx, GinkgoWriter)
 	Expect(err).NotTo(HaveOccurred())
 	built := make(chan error, 1)
-	images := GinkgoT().TempDir()
-	go func() { built <- buildImages(ctx, images) }()
+	images := os.Getenv(imagesEnv)
+	if images == "" {
+		images = GinkgoT().TempDir()
+		go func() { built <- buildImages(ctx, images) }()
+	} else {
+		built <- nil
+	}
 	bringUp(ctx)
 	admin = clientAs("")
 	Expect(<-built).To(Succeed())
