@@ -35,8 +35,10 @@ const (
 	again = 250 * time.Millisecond
 	// maxBody bounds an answer; a longer one counts as a connection error.
 	maxBody = 4 << 20
-	// keptErrors is how many texts of connection errors a report has.
-	keptErrors = 10
+	// kept is how many texts of connection errors a report has, and of refusals.
+	kept = 10
+	// refusalText is how much of a refusal it has.
+	refusalText = 600
 )
 
 // Options say what an agent is to do.
@@ -122,6 +124,8 @@ type Report struct {
 	// ConnectionErrors counts calls without an answer, by what happened: refused, reset, eof, timeout, other.
 	ConnectionErrors map[string]int `json:"connection_errors"`
 	LastErrors       []string       `json:"last_errors"`
+	// LastRefusals are the newest answers after which a call was made again: what they said.
+	LastRefusals []string `json:"last_refusals"`
 	// Ends counts the intents by their end.
 	Ends map[string]int `json:"ends"`
 	// LongestPause is the longest time between two successes, whichever the orders; while the agent works
@@ -150,6 +154,7 @@ type Agent struct {
 	answers      map[string]int
 	failures     map[string]int
 	texts        []string
+	refusals     []string
 	intents      []*Intent
 }
 
@@ -290,10 +295,7 @@ func (a *Agent) call(ctx context.Context, i *Intent, body []byte, fault string) 
 	defer a.mu.Unlock()
 	if err != nil {
 		a.failures[kindOf(err)]++
-		a.texts = append(a.texts, now.UTC().Format(time.TimeOnly)+" "+i.ID+": "+err.Error())
-		if len(a.texts) > keptErrors {
-			a.texts = a.texts[1:]
-		}
+		a.texts = newest(a.texts, now, i.ID, err.Error())
 		return again
 	}
 	sum := sha256.Sum256(got.body)
@@ -313,12 +315,19 @@ func (a *Agent) call(ctx context.Context, i *Intent, body []byte, fault string) 
 			i.Hold = problem.Hold
 		}
 	case "":
+		a.refusals = newest(a.refusals, now, i.ID, string(got.body[:min(len(got.body), refusalText)]))
 		if seconds, err := strconv.Atoi(got.header.Get("Retry-After")); err == nil && seconds > 0 {
 			return time.Duration(seconds) * time.Second
 		}
 		return again
 	}
 	return 0
+}
+
+// newest adds a text to those that are kept.
+func newest(texts []string, at time.Time, id, text string) []string {
+	texts = append(texts, at.UTC().Format(time.TimeOnly)+" "+id+": "+text)
+	return texts[max(0, len(texts)-kept):]
 }
 
 // endOf says whether an answer is final; "": the same call is to be made again.
@@ -395,7 +404,8 @@ func (a *Agent) Report() Report {
 	defer a.mu.Unlock()
 	r := Report{
 		Done: !a.ended.IsZero(), Orders: len(a.intents), Calls: a.calls,
-		Answers: map[string]int{}, ConnectionErrors: map[string]int{}, LastErrors: append([]string{}, a.texts...), Ends: map[string]int{},
+		Answers: map[string]int{}, ConnectionErrors: map[string]int{}, LastErrors: append([]string{}, a.texts...),
+		LastRefusals: append([]string{}, a.refusals...), Ends: map[string]int{},
 		Intents: make([]Intent, 0, len(a.intents)),
 	}
 	longest, until := a.longest, a.ended

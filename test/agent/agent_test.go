@@ -145,6 +145,7 @@ func TestAnOrderIsCalledUntilItsAnswerIsFinal(t *testing.T) {
 			g.Expect(calls).To(HaveLen(2))
 			g.Expect(calls[1]).To(Equal(calls[0]), "the same call under the same ID")
 			g.Expect(i).To(And(HaveField("End", Paid), HaveField("Attempts", 2)))
+			g.Expect(r.LastRefusals).To(ConsistOf(ContainSubstring(`p-1: {"hold":"h1"}`)))
 			g.Expect(r.Answers).To(HaveKeyWithValue("201 REPLAY", 1))
 			g.Expect(r.Answers).To(HaveLen(2))
 		})

@@ -229,6 +229,7 @@ type report struct {
 	Answers          map[string]int `json:"answers"`
 	ConnectionErrors map[string]int `json:"connection_errors"`
 	LastErrors       []string       `json:"last_errors"`
+	LastRefusals     []string       `json:"last_refusals"`
 	Ends             map[string]int `json:"ends"`
 	LongestPause     float64        `json:"longest_pause_seconds"`
 	Intents          []intent       `json:"intents"`

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -228,10 +229,12 @@ func sayWhatIs(ctx context.Context) {
 	for _, args := range [][]string{
 		{"get", "pods", "--all-namespaces", "--output=wide"},
 		{"get", "atool,idem,ibudget", "--all-namespaces"},
-		{"logs", "--namespace=" + system, "--selector=app.kubernetes.io/name=holdfast", "--prefix", "--tail=40"},
+		{"logs", "--namespace=" + system, "--selector=app.kubernetes.io/name=holdfast", "--prefix", "--tail=400"},
 		{"get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"},
 	} {
 		out, err := kubectl(ctx, args...)
+		lines := slices.DeleteFunc(strings.Split(out, "\n"), func(line string) bool { return strings.Contains(line, `"status":201`) })
+		out = strings.Join(lines[max(0, len(lines)-100):], "\n")
 		AddReportEntry("kubectl "+strings.Join(args, " "), fmt.Sprint(out, err))
 	}
 }
