@@ -13,8 +13,10 @@ PKG ?= ./...
 STORES ?= bolt redis postgres
 # What make images makes, such as manager; empty: all.
 IMAGES ?=
-# How many processes share the tests from outside, each with a whole of its own: they mostly wait.
-PROCESSES ?= 2
+# How many packages are tested at once, and how many processes share the tests from outside, each
+# with a whole of its own: they mostly wait.
+PACKAGES ?= 4
+PROCESSES ?= 4
 # Further flags of ginkgo for them, such as --focus.
 E2EFLAGS ?=
 # How often processes are killed by make drills on each of the stores that several gateways share.
@@ -31,8 +33,10 @@ CLUSTER_DIR ?=
 # How many intents make drills writes down in the cluster, and how many of them are held.
 INTENTS ?= 20000
 HELD ?= 1000
-# Tested once more with the race detector, where there is a C compiler for it.
-RACE_PKG ?= ./internal/store/... ./internal/guard/...
+# Tested with the race detector, where there is a C compiler for it: the stores only so, the guard
+# once more and with a shorter simulation.
+RACE_ONLY ?= /internal/store(/|$$)
+RACE_TOO ?= /internal/guard$$
 
 .PHONY: help
 help: ## Say what there is.
@@ -99,6 +103,9 @@ verify: generate lint ## Check that generated files are up to date, lint, and th
 assets: ## Make sure that the programs of a control plane are here; a first build takes about ten minutes.
 	@go run ./hack/controlplane assets
 
+# What vet would say, make lint says.
+test = GOGC=400 go test $(TESTFLAGS) -vet=off -p=$(PACKAGES)
+
 .PHONY: test
 test: ## Run all tests, those against a real API server and from outside included.
 	@hack/servers.sh
@@ -106,16 +113,27 @@ test: ## Run all tests, those against a real API server and from outside include
 	@set -euo pipefail; \
 	assets=$$(go run ./hack/controlplane assets); \
 	inside=$$(go list $(PKG) | grep -v /test/e2e || true); outside=$$(go list -f '{{.Dir}}' $(PKG) | grep '/test/e2e$$' || true); \
+	raced=; if [[ $$(go env CGO_ENABLED) == 1 ]]; then \
+		raced=$$(grep -E '$(RACE_ONLY)|$(RACE_TOO)' <<<"$$inside" || true); \
+		inside=$$(grep -vE '$(RACE_ONLY)' <<<"$$inside" || true); \
+	else \
+		echo "test: no C compiler, so no race detector"; \
+	fi; \
 	export KUBEBUILDER_ASSETS=$$assets; \
 	if [[ -n $$inside ]]; then \
 		echo "test: running the tests; a package says ok when it is done"; \
-		go test $(TESTFLAGS) $$inside; \
+		$(test) $$inside; \
+	fi; \
+	if [[ -n $$raced ]]; then \
+		echo "test: with the race detector"; \
+		$(test) -race -short $$raced; \
 	fi; \
 	if [[ -n $$outside ]]; then \
 		go build -buildvcs=false -o bin/ ./cmd/manager ./test/provider/cmd/provider; \
+		go run -mod=readonly github.com/onsi/ginkgo/v2/ginkgo build $$outside; \
 		for store in $(STORES); do \
 			echo "test: running the whole on $$store and its tests from outside, about five minutes"; \
-			HOLDFAST_E2E_STORE=$$store go run -mod=readonly github.com/onsi/ginkgo/v2/ginkgo --procs=$(PROCESSES) --timeout=60m $(E2EFLAGS) $$outside; \
+			HOLDFAST_E2E_STORE=$$store go run -mod=readonly github.com/onsi/ginkgo/v2/ginkgo --procs=$(PROCESSES) --timeout=60m $(E2EFLAGS) $$outside/e2e.test; \
 		done; \
 	fi; \
 	if [[ "$(PKG)" == ./... ]]; then \
@@ -125,12 +143,6 @@ test: ## Run all tests, those against a real API server and from outside include
 		go test -C test/gitops -mod=readonly $(TESTFLAGS) ./...; \
 		echo "test: the program that makes the images"; \
 		go test -C hack/images/maker -mod=readonly $(TESTFLAGS) ./...; \
-	fi; \
-	if [[ $$(go env CGO_ENABLED) == 1 ]]; then \
-		echo "test: once more with the race detector: $(RACE_PKG)"; \
-		go test $(TESTFLAGS) -race -short $(RACE_PKG); \
-	else \
-		echo "test: no C compiler, so no race detector"; \
 	fi
 
 .PHONY: bench
