@@ -34,7 +34,7 @@ type payment struct {
 	order string
 	// acked is the success that its agent was told.
 	acked *reply
-	// late: it was told that nobody knows, and later it was known to be paid.
+	// late: it was told that nobody knows, and later it was known to be paid, or never sent and then paid.
 	late bool
 	err  error
 }
@@ -162,6 +162,14 @@ var _ = Describe("A process that dies", func() {
 			now := w.call(ctx, p.call)
 			if now.status == http.StatusCreated && now.verdict() == replay {
 				// The gateway had the provider's answer all the while, and the store took it late.
+				p.late = true
+				continue
+			}
+			if now.status == http.StatusCreated && now.verdict() == allow {
+				// The gateway had sent nothing, as its time for sending was over, and the store took that late.
+				attempts := w.poll(ctx, charge, p.call.id, "").Attempts
+				Expect(len(attempts)).To(BeNumerically(">", 1), now.String())
+				Expect(attempts[:len(attempts)-1]).To(HaveEach(HaveField("Outcome", "Retryable")), now.String())
 				p.late = true
 				continue
 			}
