@@ -119,7 +119,7 @@ func run(arguments []string) error {
 		s.layers = append(s.layers, layer)
 	}
 	if s.quick {
-		s.connections, s.rounds, s.warmUp, s.measure = []int{1, 16}, 1, 100*time.Millisecond, 300*time.Millisecond
+		s.connections, s.rounds, s.warmUp, s.measure = []int{1, 16}, 1, 100*time.Millisecond, time.Second
 		s.growth = []int{100, 1_000}
 	}
 	if *most > 0 {
