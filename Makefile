@@ -13,9 +13,9 @@ PKG ?= ./...
 STORES ?= bolt redis postgres
 # What make images makes, such as manager; empty: all.
 IMAGES ?=
-# How many packages are tested at once, and how many processes share the tests from outside, each
-# with a whole of its own: they mostly wait.
-PACKAGES ?= 4
+# How many packages are tested at once, and as many with the race detector beside them; and how many
+# processes share the tests from outside, each with a whole of its own: they mostly wait.
+PACKAGES ?= 2
 PROCESSES ?= 4
 # Further flags of ginkgo for them, such as --focus.
 E2EFLAGS ?=
@@ -104,7 +104,23 @@ assets: ## Make sure that the programs of a control plane are here; a first buil
 	@go run ./hack/controlplane assets
 
 # What vet would say, make lint says.
-test = GOGC=400 go test $(TESTFLAGS) -vet=off -p=$(PACKAGES)
+go_test = GOGC=400 go test $(TESTFLAGS) -vet=off -p=$(PACKAGES)
+
+# What is not to be tested without the race detector.
+not_plain = $(if $(filter 1,$(shell go env CGO_ENABLED)),$(RACE_ONLY),^$$)
+
+.PHONY: test-plain
+test-plain:
+	@set -euo pipefail; \
+	all=$$(go list $(PKG)); packages=$$(grep -vE '/test/e2e|$(not_plain)' <<<"$$all" || true); \
+	if [[ -n $$packages ]]; then $(go_test) $$packages; fi
+
+.PHONY: test-race
+test-race:
+	@set -euo pipefail; \
+	all=$$(go list $(PKG)); packages=$$(grep -E '$(RACE_ONLY)|$(RACE_TOO)' <<<"$$all" || true); \
+	if [[ $$(go env CGO_ENABLED) != 1 ]]; then echo "test: no C compiler, so no race detector"; \
+	elif [[ -n $$packages ]]; then $(go_test) -race -short $$packages; fi
 
 .PHONY: test
 test: ## Run all tests, those against a real API server and from outside included.
@@ -112,22 +128,10 @@ test: ## Run all tests, those against a real API server and from outside include
 	@echo "test: making sure that the control plane is here"
 	@set -euo pipefail; \
 	assets=$$(go run ./hack/controlplane assets); \
-	inside=$$(go list $(PKG) | grep -v /test/e2e || true); outside=$$(go list -f '{{.Dir}}' $(PKG) | grep '/test/e2e$$' || true); \
-	raced=; if [[ $$(go env CGO_ENABLED) == 1 ]]; then \
-		raced=$$(grep -E '$(RACE_ONLY)|$(RACE_TOO)' <<<"$$inside" || true); \
-		inside=$$(grep -vE '$(RACE_ONLY)' <<<"$$inside" || true); \
-	else \
-		echo "test: no C compiler, so no race detector"; \
-	fi; \
+	all=$$(go list -f '{{.Dir}}' $(PKG)); outside=$$(grep '/test/e2e$$' <<<"$$all" || true); \
 	export KUBEBUILDER_ASSETS=$$assets; \
-	if [[ -n $$inside ]]; then \
-		echo "test: running the tests; a package says ok when it is done"; \
-		$(test) $$inside; \
-	fi; \
-	if [[ -n $$raced ]]; then \
-		echo "test: with the race detector"; \
-		$(test) -race -short $$raced; \
-	fi; \
+	echo "test: running the tests, beside them those with the race detector; a package says ok when it is done"; \
+	$(MAKE) --no-print-directory -j2 test-plain test-race; \
 	if [[ -n $$outside ]]; then \
 		go build -buildvcs=false -o bin/ ./cmd/manager ./test/provider/cmd/provider; \
 		go run -mod=readonly github.com/onsi/ginkgo/v2/ginkgo build $$outside; \
