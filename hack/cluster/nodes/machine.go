@@ -2,7 +2,8 @@
 // to end them, and to leave nothing behind.
 //
 // Invariant: whatever is made outside of the state directory has a name that a later
-// command knows: cgroups and cables by the node, the switch by its own.
+// command knows, and shows which state directory it belongs to: the cgroups by their names,
+// the switch by its alias, and the cables by the switch that they are in.
 
 package nodes
 
@@ -213,7 +214,7 @@ func (m *machine) start(ctx context.Context, node string) error {
 		Programs:    programs,
 	}
 	for _, dir := range m.state.Cgroups {
-		s.Cgroups = append(s.Cgroups, filepath.Join(dir, cgroupOf(node)))
+		s.Cgroups = append(s.Cgroups, filepath.Join(dir, m.cgroup(node)))
 	}
 	data, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
@@ -389,14 +390,14 @@ func (m *machine) clean(ctx context.Context, node string) error {
 	if err := m.control.Processes().Stop(ctx, node); err != nil {
 		return err
 	}
-	if err := unplug(ctx, m.number(node)); err != nil {
+	if err := m.unplug(ctx, node); err != nil {
 		return err
 	}
 	if err := os.Remove(m.pidFile(node)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	for _, dir := range m.state.Cgroups {
-		if err := removeCgroup(ctx, filepath.Join(dir, cgroupOf(node))); err != nil {
+		if err := removeCgroup(ctx, filepath.Join(dir, m.cgroup(node))); err != nil {
 			return err
 		}
 	}
@@ -420,7 +421,11 @@ func (m *machine) down(ctx context.Context) error {
 	return m.unplugSwitch(ctx)
 }
 
-func cgroupOf(node string) string { return "holdfast-" + node }
+// cgroup is the name of a box's groups. It differs for each state directory, whose nodes
+// have the same names.
+func (m *machine) cgroup(node string) string {
+	return "holdfast-" + sum([]byte(m.dir))[:8] + "-" + node
+}
 
 // hierarchies finds where this process is in each mounted cgroup hierarchy, and what each
 // is called.

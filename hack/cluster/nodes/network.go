@@ -96,13 +96,18 @@ func switchOwner(ctx context.Context) (string, error) {
 	return strings.TrimSpace(alias), nil
 }
 
-// unplugSwitch removes the switch, if it is this state directory's.
-func (m *machine) unplugSwitch(ctx context.Context) error {
+// ownsSwitch says whether the switch is there and is this state directory's.
+func (m *machine) ownsSwitch(ctx context.Context) (bool, error) {
 	if _, err := net.InterfaceByName(switchName); err != nil {
-		return nil
+		return false, nil
 	}
 	owner, err := switchOwner(ctx)
-	if err != nil || owner != m.dir {
+	return owner == m.dir, err
+}
+
+// unplugSwitch removes the switch, if it is this state directory's.
+func (m *machine) unplugSwitch(ctx context.Context) error {
+	if ours, err := m.ownsSwitch(ctx); err != nil || !ours {
 		return err
 	}
 	return host(ctx, "ip", "link", "del", switchName)
@@ -146,14 +151,18 @@ func (m *machine) plug(ctx context.Context, node string) error {
 	return host(ctx, "ip", "route", "replace", podNetwork(i).String(), "via", nodeAddress(i).String())
 }
 
-// unplug removes a node's cable, if there is one. The kernel does too, a while after the
-// box has ended.
-func unplug(ctx context.Context, number int) error {
-	if _, err := net.InterfaceByName(cable(number)); err != nil {
+// unplug removes a node's cable, if there is one in this state directory's switch. The
+// kernel does too, a while after the box has ended.
+func (m *machine) unplug(ctx context.Context, node string) error {
+	if ours, err := m.ownsSwitch(ctx); err != nil || !ours {
+		return err
+	}
+	name := cable(m.number(node))
+	if _, err := net.InterfaceByName(name); err != nil {
 		return nil
 	}
-	err := host(ctx, "ip", "link", "del", cable(number))
-	if _, gone := net.InterfaceByName(cable(number)); gone != nil {
+	err := host(ctx, "ip", "link", "del", name)
+	if _, gone := net.InterfaceByName(name); gone != nil {
 		return nil
 	}
 	return err

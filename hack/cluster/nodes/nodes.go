@@ -335,8 +335,9 @@ func (c *Cluster) ready(ctx context.Context, node string, after time.Time) error
 			if condition.Status != corev1.ConditionTrue {
 				return fmt.Errorf("not ready: %s", condition.Message)
 			}
-			// What a kubelet said before its end is no answer. The times are in seconds.
-			if condition.LastHeartbeatTime.Time.Before(after.Truncate(time.Second)) {
+			// What a kubelet said before its end is no answer. The times are in whole seconds,
+			// so the first one that is surely later counts.
+			if condition.LastHeartbeatTime.Time.Before(after) {
 				return errors.New("it has said nothing since its start")
 			}
 			return nil

@@ -109,7 +109,6 @@ func TestCluster(t *testing.T) {
 		}
 	})
 
-	// across says whether a pod reaches another one by address, and only it by the Service.
 	reaches := func(asking, asked string) error {
 		_, err := w.ask(asking, "http://"+w.ip(asked)+":8080/name")
 		return err
@@ -545,7 +544,7 @@ func nothingIsLeft(t *testing.T, dir, before string) {
 		}
 	}
 	err = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), cgroupOf("node-")) {
+		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), "holdfast-") {
 			t.Errorf("the cgroup %s is still there", path)
 		}
 		return nil
