@@ -179,6 +179,35 @@ func TestCluster(t *testing.T) {
 		}
 	})
 
+	t.Run("a cut reaches what is under way, also an answer that comes by a Service", func(t *testing.T) {
+		w.make("e", "node-2", "")
+		w.ready("e")
+		service := w.only("e")
+		answered := make(chan error, 1)
+		go func() {
+			_, err := w.ask("a", "http://"+service+":8080/late")
+			answered <- err
+		}()
+		w.eventually("the request is there", func(ctx context.Context) error {
+			if got, err := get(ctx, "http://"+w.ip("e")+":8080/waiting"); err != nil || got != "1" {
+				return fmt.Errorf("waiting: %q, %v", got, err)
+			}
+			return nil
+		})
+		if err := c.CutPod(ctx, "default", "a", service); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := get(ctx, "http://"+w.ip("e")+":8080/release"); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-answered; err == nil {
+			t.Error("the answer arrives in spite of the cut")
+		}
+		if err := c.MendPod(ctx, "default", "a"); err != nil {
+			t.Fatal(err)
+		}
+	})
+
 	t.Run("a pod that is cut off from the control plane cannot reach its Service", func(t *testing.T) {
 		const api = "http://kubernetes.default.svc:443/"
 		if _, err := w.ask("a", api); err != nil {
@@ -346,7 +375,7 @@ func (w *peers) make(name, node, claim string) {
 	w.t.Helper()
 	yes, no, grace := true, false, int64(1)
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": "peer"}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": "peer", "name": name}},
 		Spec: corev1.PodSpec{
 			NodeSelector:                  map[string]string{"kubernetes.io/hostname": node},
 			TerminationGracePeriodSeconds: &grace,
@@ -389,6 +418,27 @@ func (w *peers) service() {
 	if err != nil {
 		w.t.Fatal(err)
 	}
+}
+
+// only is the address of a Service that leads to one pod.
+func (w *peers) only(pod string) string {
+	w.t.Helper()
+	services := w.client.CoreV1().Services("default")
+	if s, err := services.Get(w.t.Context(), pod, metav1.GetOptions{}); err == nil {
+		return s.Spec.ClusterIP
+	}
+	s, err := services.Create(w.t.Context(), &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: pod},
+		Spec:       corev1.ServiceSpec{Selector: map[string]string{"name": pod}, Ports: []corev1.ServicePort{{Port: 8080}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.eventually("the Service of "+pod+" leads to it", func(context.Context) error {
+		_, err := w.ask("a", "http://"+s.Spec.ClusterIP+":8080/name")
+		return err
+	})
+	return s.Spec.ClusterIP
 }
 
 func (w *peers) claim(name string) {

@@ -20,6 +20,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -185,30 +186,34 @@ func (f finder) findNodes(ctx context.Context) (*Nodes, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Nodes{Assets: *found}
-	for _, p := range []struct {
-		path *string
-		name string
-	}{{&n.Scheduler, scheduler}, {&n.Kubelet, kubelet}, {&n.KubeProxy, kubeProxy}, {&n.CoreDNS, coreDNS}} {
-		dir := found.Dir
-		if len(lacking(dir, p.name)) > 0 {
-			cache, v, err := f.cacheAndVersions()
-			if err != nil {
-				return nil, err
-			}
-			dir = builtDir(cache, v)
-			if p.name == coreDNS {
-				dir = filepath.Join(cache, coreDNS+"-"+v.CoreDNS)
-			}
-			if len(lacking(dir, p.name)) > 0 {
-				if err := f.build(ctx, f.log, v, dir, p.name); err != nil {
+	path := map[string]string{}
+	for _, name := range []string{scheduler, kubelet, kubeProxy, coreDNS} {
+		path[name] = filepath.Join(found.Dir, name)
+	}
+	if missing := lacking(found.Dir, scheduler, kubelet, kubeProxy, coreDNS); len(missing) > 0 {
+		cache, v, err := f.cacheAndVersions()
+		if err != nil {
+			return nil, err
+		}
+		// CoreDNS, the last one, has versions of its own.
+		kubernetes := slices.DeleteFunc(slices.Clone(missing), func(name string) bool { return name == coreDNS })
+		for _, from := range []struct {
+			dir   string
+			names []string
+		}{{builtDir(cache, v), kubernetes}, {filepath.Join(cache, coreDNS+"-"+v.CoreDNS), missing[len(kubernetes):]}} {
+			if unbuilt := lacking(from.dir, from.names...); len(unbuilt) > 0 {
+				if err := f.build(ctx, f.log, v, from.dir, unbuilt...); err != nil {
 					return nil, err
 				}
 			}
+			for _, name := range from.names {
+				path[name] = filepath.Join(from.dir, name)
+			}
 		}
-		*p.path = filepath.Join(dir, p.name)
 	}
-	return n, nil
+	return &Nodes{
+		Assets: *found, Scheduler: path[scheduler], Kubelet: path[kubelet], KubeProxy: path[kubeProxy], CoreDNS: path[coreDNS],
+	}, nil
 }
 
 func (f finder) cacheAndVersions() (string, Versions, error) {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -35,6 +36,20 @@ func main() {
 		defer func() { _ = answer.Body.Close() }()
 		_, _ = io.Copy(w, answer.Body)
 	})
+	// Whoever asks for /late is answered when somebody asks for /release.
+	var waiting atomic.Int64
+	release := make(chan struct{})
+	http.HandleFunc("/late", func(w http.ResponseWriter, r *http.Request) {
+		waiting.Add(1)
+		defer waiting.Add(-1)
+		select {
+		case <-release:
+			_, _ = io.WriteString(w, name)
+		case <-r.Context().Done():
+		}
+	})
+	http.HandleFunc("/waiting", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(w, waiting.Load()) })
+	http.HandleFunc("/release", func(http.ResponseWriter, *http.Request) { close(release) })
 	log.Fatal(http.ListenAndServe(":8080", nil))
 }
 
