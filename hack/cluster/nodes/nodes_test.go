@@ -189,10 +189,8 @@ func TestCluster(t *testing.T) {
 			answered <- err
 		}()
 		w.eventually("the request is there", func(ctx context.Context) error {
-			if got, err := get(ctx, "http://"+w.ip("e")+":8080/waiting"); err != nil || got != "1" {
-				return fmt.Errorf("waiting: %q, %v", got, err)
-			}
-			return nil
+			got, err := get(ctx, "http://"+w.ip("e")+":8080/waiting")
+			return is(got, "1", err)
 		})
 		if err := c.CutPod(ctx, "default", "a", service); err != nil {
 			t.Fatal(err)
@@ -273,10 +271,8 @@ func TestCluster(t *testing.T) {
 		t.Logf("it is ready again after %s", since(boot))
 		w.ready("d")
 		if err := await(ctx, time.Minute, "the second start", func(context.Context) error {
-			if got, err := w.starts("d"); err != nil || got != "2" {
-				return fmt.Errorf("starts: %q, %v", got, err)
-			}
-			return nil
+			got, err := w.starts("d")
+			return is(got, "2", err)
 		}); err != nil {
 			t.Error(err)
 		}
@@ -297,10 +293,8 @@ func TestCluster(t *testing.T) {
 		}
 		w.ready("d")
 		if err := await(ctx, time.Minute, "a start with nothing on the volume", func(context.Context) error {
-			if got, err := w.starts("d"); err != nil || got != "1" {
-				return fmt.Errorf("starts: %q, %v", got, err)
-			}
-			return nil
+			got, err := w.starts("d")
+			return is(got, "1", err)
 		}); err != nil {
 			t.Error(err)
 		}
@@ -538,6 +532,14 @@ func get(ctx context.Context, what string) (text string, err error) {
 		return "", fmt.Errorf("%d: %s", answer.StatusCode, body)
 	}
 	return string(body), err
+}
+
+// is says how an answer differs from what is awaited.
+func is(got, want string, err error) error {
+	if err == nil && got != want {
+		return fmt.Errorf("the answer is %q", got)
+	}
+	return err
 }
 
 // below are a process and all that come from it.
