@@ -97,6 +97,23 @@ func TestCluster(t *testing.T) {
 		}
 	})
 
+	t.Run("the API server reaches kubelets, pods and Services", func(t *testing.T) {
+		for _, pod := range []string{"a", "b"} {
+			text, err := client.CoreV1().Pods("default").GetLogs(pod, &corev1.PodLogOptions{}).DoRaw(ctx)
+			if err != nil || !strings.Contains(string(text), pod+" serves") {
+				t.Errorf("the log of %s: %q, %v", pod, text, err)
+			}
+			name, err := client.CoreV1().Pods("default").ProxyGet("http", pod, "8080", "name", nil).DoRaw(ctx)
+			if err != nil || string(name) != pod {
+				t.Errorf("%s by the API server: %q, %v", pod, name, err)
+			}
+		}
+		name, err := client.CoreV1().Services("default").ProxyGet("http", "peer", "8080", "name", nil).DoRaw(ctx)
+		if err != nil || len(name) != 1 {
+			t.Errorf("the Service by the API server: %q, %v", name, err)
+		}
+	})
+
 	t.Run("a command runs in the box", func(t *testing.T) {
 		if got, err := c.Exec(ctx, "node-2", "hostname"); err != nil || got != "node-2\n" {
 			t.Errorf("hostname says %q, %v", got, err)

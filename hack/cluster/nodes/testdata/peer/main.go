@@ -50,6 +50,7 @@ func main() {
 	})
 	http.HandleFunc("/waiting", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(w, waiting.Load()) })
 	http.HandleFunc("/release", func(http.ResponseWriter, *http.Request) { close(release) })
+	log.Print(name, " serves")
 	log.Fatal(http.ListenAndServe(":8080", nil))
 }
 
