@@ -69,7 +69,8 @@ const (
 	HoldExactMatch HoldReason = "ExactMatch"
 	// HoldOutcomeUnknown says that an attempt was sent and nobody knows whether it moved anything.
 	HoldOutcomeUnknown HoldReason = "OutcomeUnknown"
-	// HoldKeyExpired says that the intent ID was used, and its answer is gone.
+	// HoldKeyExpired says that the intent ID was used, and its answer is gone; beside OutcomeUnknown, that the provider may have forgotten the
+	// key of the attempt. A release sends it under a new key.
 	HoldKeyExpired HoldReason = "KeyExpired"
 	// HoldIdentityChanged says that an equal payment was made before the tool's identity changed.
 	HoldIdentityChanged HoldReason = "IdentityChanged"
@@ -239,7 +240,7 @@ type PaymentHoldSpec struct {
 	// +required
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1
-	// +kubebuilder:validation:MaxItems=8
+	// +kubebuilder:validation:MaxItems=9
 	Reasons []HoldReason `json:"reasons,omitempty"`
 
 	// matches are the records that stand in the way, the most telling first and at most 32 of them.

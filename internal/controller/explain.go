@@ -93,6 +93,9 @@ var because = map[v1alpha1.HoldReason]string{
 	v1alpha1.HoldApprovalRequired: "ApprovalRequired: a rule of the tool wants a person to decide. The cause is what the rule says.",
 }
 
+// forgottenKey is what KeyExpired says of an intent that may have been sent.
+const forgottenKey = "KeyExpired: the provider may have forgotten the key under which it was sent. Released, it goes under a new key, as another payment."
+
 // explain says what is held, why, and what can be done about it.
 func explain(obj *v1alpha1.PaymentHold, now *v1alpha1.PaymentHoldStatus) []v1alpha1.HoldSentence {
 	var out []v1alpha1.HoldSentence
@@ -107,8 +110,11 @@ func explain(obj *v1alpha1.PaymentHold, now *v1alpha1.PaymentHoldStatus) []v1alp
 		what += fmt.Sprintf(" to %s", clip(obj.Spec.Recipient, maxCell))
 	}
 	say("%s asked the tool %s%s, as the intent %q.", obj.Spec.Caller, obj.Spec.ToolRef.Name, what, clip(obj.Spec.IntentID, maxCell))
+	sent := slices.Contains(obj.Spec.Reasons, v1alpha1.HoldOutcomeUnknown)
 	for _, r := range obj.Spec.Reasons {
-		if text, ok := because[r]; ok {
+		if r == v1alpha1.HoldKeyExpired && sent {
+			say("%s", forgottenKey)
+		} else if text, ok := because[r]; ok {
 			say("%s", text)
 		} else {
 			say("%s.", r)

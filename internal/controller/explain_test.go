@@ -90,9 +90,7 @@ func TestAnExplanationIsBounded(t *testing.T) {
 	hold.Spec.Amount = &v1alpha1.Money{Value: strings.Repeat("9", 128), Currency: strings.Repeat("X", 128)}
 	hold.Spec.Reasons = nil
 	for r := range because {
-		if r != v1alpha1.HoldKeyExpired { // it is always alone
-			hold.Spec.Reasons = append(hold.Spec.Reasons, r)
-		}
+		hold.Spec.Reasons = append(hold.Spec.Reasons, r)
 	}
 	for i := range guard.MaxMatches {
 		hold.Spec.Matches = append(hold.Spec.Matches, v1alpha1.HoldMatch{
@@ -138,5 +136,23 @@ func TestEachReasonHasItsSentence(t *testing.T) {
 	}
 	if len(because) != len(reasons) {
 		t.Errorf("%d reasons have a sentence, and there are %d", len(because), len(reasons))
+	}
+}
+
+// KeyExpired says something else of what may have been sent.
+func TestAForgottenKeyIsExplained(t *testing.T) {
+	for _, tc := range []struct {
+		reasons []v1alpha1.HoldReason
+		want    string
+	}{
+		{[]v1alpha1.HoldReason{v1alpha1.HoldKeyExpired}, because[v1alpha1.HoldKeyExpired]},
+		{[]v1alpha1.HoldReason{v1alpha1.HoldOutcomeUnknown, v1alpha1.HoldKeyExpired}, forgottenKey},
+	} {
+		hold := probeHold("ns")
+		hold.Spec.Reasons = tc.reasons
+		text := explained(explain(hold, &v1alpha1.PaymentHoldStatus{State: v1alpha1.HoldHeld}))
+		if !strings.Contains(text, tc.want) || strings.Count(text, "KeyExpired:") != 1 {
+			t.Errorf("%v: %s", tc.reasons, text)
+		}
 	}
 }

@@ -355,9 +355,9 @@ func (r *IntentReconciler) callerUID(ctx context.Context, caller string) (types.
 
 // mayInvoke asks whether the ServiceAccount may invoke the tool, as it is asked for a call.
 func (r *IntentReconciler) mayInvoke(ctx context.Context, caller string, uid types.UID, tool *policy.Tool) (bool, error) {
-	parts := strings.Split(caller, ":")
+	account := access.ServiceAccount(caller, string(uid))
 	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
-		User: caller, UID: string(uid), Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + parts[2], "system:authenticated"},
+		User: account.Username, UID: account.UID, Groups: account.Groups,
 		ResourceAttributes: &authorizationv1.ResourceAttributes{
 			Verb: access.Verb, Group: access.Group, Resource: access.Resource, Namespace: tool.Namespace, Name: tool.Name,
 		},

@@ -2,7 +2,8 @@
 // them again. The guard says when, and what follows.
 //
 // What must hold: what is sent again is what was sent, byte for byte, to where it was sent,
-// under the same key and with the same credential. The credential itself is never kept: it
+// under the same key and with the same credential, by a caller that still may and under rules
+// that still let it pass. The credential itself is never kept: it
 // comes fresh, and a mark in the sealed request tells whether it is the same. Where any of
 // that is not so, nothing is sent and a person decides, or the status check does.
 
@@ -19,6 +20,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/holdfast-dev/holdfast/internal/access"
 	"github.com/holdfast-dev/holdfast/internal/guard"
 	"github.com/holdfast-dev/holdfast/internal/keyring"
 	"github.com/holdfast-dev/holdfast/internal/policy"
@@ -148,6 +150,9 @@ func (g *Gateway) again(ctx context.Context, served guard.Served, m *guard.Resum
 	case tool.Store != served.Store:
 		return nil, t, "the AgentTool has another store", nil
 	}
+	if never, err := g.mayResend(ctx, tool, m); never != "" || err != nil {
+		return nil, t, never, err
+	}
 	t = target{namespace: tool.Namespace, tool: tool.Name, header: http.Header{}, keep: tool.MaxBodyBytes}
 	if p, err := g.equip(ctx, tool, &t); p != nil {
 		return nil, t, "", errors.Join(errors.New(p.Title), err)
@@ -180,6 +185,20 @@ func (g *Gateway) again(ctx context.Context, served guard.Served, m *guard.Resum
 	}
 	t.method, t.url, t.body = k.Method, to, k.Body
 	return tool, t, "", nil
+}
+
+// mayResend asks what may have changed since the call was let in: the rules of the tool, and
+// whether its caller may invoke it. What nobody may send now is not sent because it may have
+// been sent before: whether that was paid, a person finds out, or the status check.
+func (g *Gateway) mayResend(ctx context.Context, tool *policy.Tool, m *guard.Resumption) (never string, err error) {
+	if never, err = m.Forbidden(tool.GuardFor); never != "" || err != nil {
+		return never, err
+	}
+	err = g.o.Access.Authorize(ctx, access.ServiceAccount(m.Caller, m.CallerUID), tool.Namespace, tool.Name)
+	if errors.Is(err, access.ErrForbidden) {
+		return "its caller may not invoke the tool any more", nil
+	}
+	return "", err
 }
 
 // open opens a kept request. A key that is not known may be a new one.

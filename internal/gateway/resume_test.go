@@ -181,6 +181,13 @@ func TestWhatIsNeverSentAgain(t *testing.T) {
 			SecretRef: v1alpha1.SecretKeyReference{Name: "provider", Key: "token"}, Header: "Authorization", Prefix: "Bearer ",
 		}
 	}
+	ruled := func(action v1alpha1.AdmissionAction) func(*rig, *keys) {
+		return func(r *rig, _ *keys) {
+			r.tool("charge", "/charges", resumes(credential, func(o *v1alpha1.AgentTool) {
+				o.Spec.Admission = []v1alpha1.AdmissionRule{{Expression: "false", Message: "not any more", Action: action}}
+			}))
+		}
+	}
 	large := refundOf("9", "5")
 	large = large[:len(large)-1] + `,"memo":"` + strings.Repeat("x", maxKept) + `"}`
 	for name, tc := range map[string]struct {
@@ -195,7 +202,14 @@ func TestWhatIsNeverSentAgain(t *testing.T) {
 		"a key that is gone": {change: func(_ *rig, k *keys) {
 			k.entries = map[string][]byte{"current": []byte("key-9"), "key-9": make([]byte, 32)}
 		}, why: "key-1"},
-		"another key's name":     {change: func(_ *rig, k *keys) { k.entries = keyring.Generate() }, why: "not what was sealed"},
+		"another key's name":        {change: func(_ *rig, k *keys) { k.entries = keyring.Generate() }, why: "not what was sealed"},
+		"a rule that denies it now": {change: ruled(v1alpha1.AdmissionDeny), why: "a rule of the tool denies it now: not any more"},
+		"a rule that holds it now":  {change: ruled(v1alpha1.AdmissionHold), why: "a rule of the tool wants a person to decide about it now: not any more"},
+		"a caller that may no longer invoke the tool": {change: func(r *rig, _ *keys) {
+			r.people.mu.Lock()
+			defer r.people.mu.Unlock()
+			r.people.forbidden["system:serviceaccount:"+namespace+":agent"] = true
+		}, why: "its caller may not invoke the tool any more"},
 		"a request too large":    {body: large, why: "is not kept"},
 		"K09, the window passed": {change: func(r *rig, _ *keys) { r.clock.pass(2 * time.Hour) }, why: "the provider knows the key for"},
 		"K09, a window corrected": {change: func(r *rig, _ *keys) {
@@ -234,6 +248,10 @@ func TestWhatCannotBeSentAgainNow(t *testing.T) {
 		"the credential": {
 			func(r *rig, _ *keys) { delete(r.secrets, namespace+"/provider/token") },
 			func(r *rig, _ *keys) { r.secrets[namespace+"/provider/token"] = "secret-1" },
+		},
+		"who may call": {
+			func(r *rig, _ *keys) { r.people.away(true) },
+			func(r *rig, _ *keys) { r.people.away(false) },
 		},
 		"the request keys": {func(_ *rig, k *keys) { k.entries, k.stale = nil, nil }, nil},
 		"the tool": {

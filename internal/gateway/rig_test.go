@@ -69,6 +69,7 @@ func (c *clock) jump(boot, wall time.Duration) {
 type people struct {
 	mu        sync.Mutex
 	forbidden map[string]bool
+	silent    bool            // they cannot be asked what a caller may
 	uid       string          // instead of the name's own
 	last      context.Context // of the last call
 }
@@ -88,6 +89,13 @@ func (p *people) Authenticate(ctx context.Context, h http.Header) (access.Caller
 	return access.Caller{Username: "system:serviceaccount:" + namespace + ":" + name, UID: uid}, nil
 }
 
+// away has nobody say what a caller may.
+func (p *people) away(silent bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.silent = silent
+}
+
 // gone says that the gateway knows that the last caller has left.
 func (p *people) gone() bool {
 	p.mu.Lock()
@@ -98,6 +106,9 @@ func (p *people) gone() bool {
 func (p *people) Authorize(_ context.Context, c access.Caller, namespace, tool string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.silent {
+		return fmt.Errorf("%w: nobody answers", access.ErrUnavailable)
+	}
 	if p.forbidden[c.Username] {
 		return fmt.Errorf("%w: %s may not invoke %s/%s", access.ErrForbidden, c.Username, namespace, tool)
 	}

@@ -150,7 +150,8 @@ func (c *call) end(took time.Duration) {
 		// They belong to a call that was counted when it was claimed.
 	default:
 		c.measured.Call(verdict, c.reason)
-		if c.verdict == guard.UnknownHold && slices.Contains(c.reasons, guard.KeyExpired) {
+		// Beside OutcomeUnknown it is about the provider's key, and no answer is gone.
+		if c.verdict == guard.UnknownHold && slices.Contains(c.reasons, guard.KeyExpired) && !slices.Contains(c.reasons, guard.OutcomeUnknown) {
 			c.measured.Expired()
 		}
 		if c.guarded {

@@ -105,6 +105,15 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 				e.giveBack(&pass)
 				return a, nil
 			}
+			if why := e.releaseTooLate(cur, p, now); why != "" {
+				// As the tool is now, the provider knows a key for less than it did.
+				e.giveBack(&pass)
+				a, again, err := e.holdCall(ctx, &cur, cur.clone(), p, cur.heldForKey(why), true, now)
+				if again {
+					continue
+				}
+				return a, err
+			}
 			if e.unregistered(p, cur) {
 				e.giveBack(&pass)
 				return e.notRegistered(c.Key, cur), nil

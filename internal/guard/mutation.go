@@ -43,6 +43,7 @@ const (
 	resumeByStore    mutation = "the provider's window is counted by the store's clock alone"
 	resumeNewKey     mutation = "what is sent again has another key"
 	resumeReleased   mutation = "a release that nobody used is sent by itself"
+	releaseAnyAge    mutation = "what was released is sent under a key that the provider may have forgotten"
 	resumeDecides    mutation = "a refused resumed attempt has failed"
 	renewsOver       mutation = "a lease that is over is renewed"
 	renewsUnwritten  mutation = "a renewal is told and not written"

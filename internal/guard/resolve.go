@@ -137,13 +137,13 @@ func (e *Engine) refusesNow(ctx context.Context, r *record, res Resolution, now 
 	if r.overdue(now) {
 		return causeNotValid + r.Registration.ValidUntil.UTC().Format(time.RFC3339), "", nil
 	}
-	if res.Now == nil {
-		return "", "", nil
-	}
 	c := r.call()
-	p, unusable := res.Now(&c)
-	if unusable != "" {
-		return unusable, "", nil
+	var p Policy
+	if res.Now != nil {
+		var unusable string
+		if p, unusable = res.Now(&c); unusable != "" {
+			return unusable, "", nil
+		}
 	}
 	if p.rules != nil {
 		u, err := p.rules(&c)
@@ -153,6 +153,12 @@ func (e *Engine) refusesNow(ctx context.Context, r *record, res Resolution, now 
 		if u.Deny != "" {
 			return "a rule of the tool denies it now: " + u.Deny, "", nil
 		}
+	}
+	if why := e.releaseTooLate(r, p, now); why != "" && !r.Current.has(KeyExpired) {
+		return why, KeyExpired, nil
+	}
+	if res.Now == nil {
+		return "", "", nil
 	}
 	// What it would count for, as the released call would.
 	from := r.clone()

@@ -3,8 +3,9 @@
 // at most once however often it arrives.
 //
 // What must hold: only the request that was sent, kept with the record, goes out again, to
-// the same upstream with the same credential (whoever sends it sees to both), only while what
-// was registered is valid, and only while lease, grace and settleAfter of the new attempt end within the time for which the
+// the same upstream with the same credential, and where neither a rule of the tool nor the
+// caller's access says no by now (whoever sends it sees to that), only while what was
+// registered is valid, and only while lease, grace and settleAfter of the new attempt end within the time for which the
 // provider knows the key. That time runs from the first attempt under the key, by the
 // store's clock and by the processes' own: whichever says more counts. Each is a Reserve
 // and an attempt of the intent's budget. It follows an attempt that has just ended, and never
@@ -44,6 +45,8 @@ type Resumption struct {
 	Key
 	// ProviderKey is the key that was sent, and is sent again.
 	ProviderKey string
+	// CallerUID is the ServiceAccount's UID.
+	CallerUID string
 	// Upstream is where the attempts went.
 	Upstream string
 	// SettleAfter is the policy's at the call. Whoever sends it again and knows a longer one now sets that.
@@ -138,7 +141,7 @@ func (e *Engine) underKey(r *record, now time.Time) time.Duration {
 		first = r.last()
 	}
 	byStore := e.noEarlier(now).Sub(first.Started)
-	if e.o.mutation == resumeByStore {
+	if e.o.mutation == resumeByStore || first.Lost {
 		return byStore
 	}
 	return max(byStore, e.o.Clock.Now().Wall.Sub(first.Wall))
@@ -150,12 +153,88 @@ func (e *Engine) resumeTooLate(r *record, window, settleAfter time.Duration, now
 	if r.overdue(e.noEarlier(now)) && e.o.mutation != expiredPass {
 		return causeNotValid + r.Registration.ValidUntil.UTC().Format(time.RFC3339)
 	}
+	return e.keyTooOld(r, window, settleAfter, now)
+}
+
+// keyTooOld says why the provider could not be relied upon to recognise what is sent now under
+// its present key; "": it could.
+func (e *Engine) keyTooOld(r *record, window, settleAfter time.Duration, now time.Time) string {
 	need := e.lease(r.Policy) + e.grace() + max(settleAfter, r.Policy.SettleAfter)
 	if age := e.underKey(r, now); age+need >= window && e.o.mutation != resumeAnyAge {
 		return fmt.Sprintf("the provider knows the key for %s, and %s of that are over: a send now, with the %s that it may take, would come too late",
 			window, age.Round(time.Second), need)
 	}
 	return ""
+}
+
+// releaseTooLate says why a person's release does not have what may have been paid sent again
+// under its present key: the provider may have forgotten that, and would take it for another
+// payment. "": it may be sent, as the policy at the attempt and the present one say; the
+// latter may be zero.
+//
+// Of an attempt that a lost memory may hide it is known only that it is not younger than the
+// loss. While it may yet be recognised, no key is safer than the one that it would have had.
+func (e *Engine) releaseTooLate(r *record, p Policy, now time.Time) string {
+	if r.Policy.Resume == nil || !r.unknownUnderKey() || e.o.mutation == releaseAnyAge {
+		return ""
+	}
+	window := r.Policy.Resume.Window
+	if p.Resume != nil {
+		window = min(window, p.Resume.Window)
+	}
+	if why := e.keyTooOld(r, window, p.SettleAfter, now); why != "" {
+		return why + causeForgottenKey
+	}
+	return ""
+}
+
+// causeForgottenKey ends the cause of a hold whose release has another key of the provider.
+const causeForgottenKey = ". If the provider's ledger shows that nothing was paid, release this hold: then it is sent under a new key, as another payment"
+
+// unknownUnderKey: an attempt under this key of the provider may have been paid, whether or
+// not it was released.
+func (r *record) unknownUnderKey() bool {
+	return slices.ContainsFunc(r.Attempts, func(a attempt) bool {
+		return a.Generation == r.Generation && a.unknown() && !a.Denied
+	})
+}
+
+// forgottenUnused is the step of a record that was released and can no longer be sent under
+// its key; nil: it can.
+func (e *Engine) forgottenUnused(r *record, now time.Time) *pending {
+	if r.State != Released && r.State != Retryable || e.jumped() != nil {
+		return nil
+	}
+	why := e.releaseTooLate(r, Policy{}, now)
+	if why == "" {
+		return nil
+	}
+	p := &pending{from: r, to: r.clone(), on: onUnused, now: now, nonce: e.o.Nonce()}
+	p.to.hold(r.heldForKey(why), p.nonce, now)
+	return p
+}
+
+// heldForKey is the hold of a record that was released, and that the provider may have forgotten since.
+func (r *record) heldForKey(why string) *hold {
+	reasons := []Reason{OutcomeUnknown, KeyExpired}
+	if r.State == Released {
+		for _, reason := range r.Current.Reasons {
+			if !slices.Contains(reasons, reason) {
+				reasons = append(reasons, reason)
+			}
+		}
+	}
+	return &hold{Reasons: reasons, Cause: clip("the release was not used in time: " + why)}
+}
+
+// keyUntil is when the provider may have forgotten the key under which a released intent
+// would be sent again, by the store's clock; zero: never, or it does not matter.
+func (r *record) keyUntil(o Options) time.Time {
+	if r.Policy.Resume == nil || !r.unknownUnderKey() || o.mutation == releaseAnyAge {
+		return time.Time{}
+	}
+	need := r.Policy.Timeout + o.Settlement + o.Margin + o.Grace + r.Policy.SettleAfter
+	return r.firstUnderKey().Started.Add(r.Policy.Resume.Window - need)
 }
 
 // planResume says when a record that has just been put on hold is sent again, or why it is not.
@@ -264,8 +343,29 @@ func (e *Engine) NextResume(ctx context.Context, k Key) (*Resumption, error) {
 		return nil, err
 	}
 	return &Resumption{
-		Key: k, ProviderKey: r.ProviderKey, Upstream: r.Policy.Resume.Upstream, SettleAfter: r.Policy.SettleAfter, Sealed: r.Kept, Bound: r.boundTo(), rec: r,
+		Key: k, CallerUID: r.CallerUID, ProviderKey: r.ProviderKey, Upstream: r.Policy.Resume.Upstream, SettleAfter: r.Policy.SettleAfter, Sealed: r.Kept, Bound: r.boundTo(), rec: r,
 	}, nil
+}
+
+// Forbidden says what a rule of the tool has against sending it again, where present is what
+// the tool and its budget say now; "": nothing has. That a person has approved it counts: it
+// is the same payment. An error is one that may pass.
+func (m *Resumption) Forbidden(present func(*Call) Policy) (why string, err error) {
+	c := m.rec.call()
+	p := present(&c)
+	if p.rules == nil {
+		return "", nil
+	}
+	u, err := p.rules(&c)
+	switch {
+	case err != nil:
+		return "", err
+	case u.Deny != "":
+		return "a rule of the tool denies it now: " + u.Deny, nil
+	case u.Hold != "" && m.rec.RulePass == 0:
+		return "a rule of the tool wants a person to decide about it now: " + u.Hold, nil
+	}
+	return "", nil
 }
 
 // BeginResume reserves the next attempt. Its ticket is the right to send it once, and is

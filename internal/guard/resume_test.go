@@ -592,7 +592,8 @@ func TestTheOwnClockCountsToo(t *testing.T) {
 func TestAReleaseThatNobodyUsedIsNotSentAgain(t *testing.T) {
 	s := tell(t)
 	c := s.call("intent-1", "order/9")
-	s.loseResumed(c, func(p *Policy) { p.Resume = &ResumePolicy{Upstream: "upstream-1", Window: 7 * 24 * time.Hour} })
+	knownForAWeek := func(p *Policy) { p.Resume = &ResumePolicy{Upstream: "upstream-1", Window: 7 * 24 * time.Hour} }
+	s.loseResumed(c, knownForAWeek)
 	s.sweep()
 	s.pass(gone)
 	if err := s.EndResumes(s.ctx, s.dueResume(c), "the tool's credential is another one"); err != nil {
@@ -618,7 +619,7 @@ func TestAReleaseThatNobodyUsedIsNotSentAgain(t *testing.T) {
 	}
 	// The call that a person lets through is kept like any other.
 	s.take(c, Release)
-	s.settle(s.sendUnder(c.keptAs("request of intent-1"), resumedPolicy()), lost())
+	s.settle(s.sendUnder(c.keptAs("request of intent-1"), resumedPolicy(knownForAWeek)), lost())
 	if r := s.inState(c, Held); r.ResumeAt.IsZero() {
 		t.Fatalf("what a released call has sent is not sent again: %q", r.ResumesOver)
 	}
@@ -680,4 +681,200 @@ func TestTheLongerSettleAfterCounts(t *testing.T) {
 		t.Fatalf("settleAfter %s", a.SettleAfter)
 	}
 	s.settle(ticket, paid("re_1"))
+}
+
+// releasable is an intent whose outcome is unknown, that is not sent again by itself, and
+// that a person may release.
+func releasable(s *story, changes ...func(*Policy)) (c Call, key string) {
+	s.t.Helper()
+	c = s.call("intent-1", "order/9")
+	key = s.loseResumed(c, changes...).ProviderKey
+	s.sweep()
+	s.pass(gone)
+	if err := s.EndResumes(s.ctx, s.dueResume(c), "the tool's credential is another one"); err != nil {
+		s.t.Fatal(err)
+	}
+	s.pass(storyWait - gone)
+	s.sweep()
+	return c, key
+}
+
+// sendReleased sends what a person has released, and says under which key.
+func (s *story) sendReleased(c Call) *Ticket {
+	s.t.Helper()
+	return s.sendUnder(c.keptAs("request of "+c.IntentID), resumedPolicy())
+}
+
+// wantHeldForKey says that the intent is held because the provider may have forgotten the key.
+func (s *story) wantHeldForKey(c Call, causes ...string) {
+	s.t.Helper()
+	r := s.inState(c, Held)
+	if !r.Current.has(OutcomeUnknown) || !r.Current.has(KeyExpired) {
+		s.t.Fatalf("held for %v", r.Current.Reasons)
+	}
+	for _, cause := range append(causes, "the provider knows the key for", "under a new key") {
+		if !strings.Contains(r.Current.Cause, cause) {
+			s.t.Fatalf("cause %q, want %q", r.Current.Cause, cause)
+		}
+	}
+}
+
+// notReleased says that a release of the intent is not taken, because of the key.
+func (s *story) notReleased(c Call, res Resolution) {
+	s.t.Helper()
+	before := s.hold(c)
+	res.Decision = Release
+	if after := s.resolveWith(before, res); after.State != HoldVoid || !strings.Contains(after.Effect, "the provider knows the key for") {
+		s.t.Fatalf("%s: %q", after.State, after.Effect)
+	}
+	if n := s.hold(c).Number; n != before.Number+1 {
+		s.t.Fatalf("hold %d follows %d", n, before.Number)
+	}
+	s.wantHeldForKey(c, "Release was not taken")
+}
+
+// While the provider knows the key, a release is sent under it: if the person was wrong, nothing moves twice.
+func TestAReleaseInsideTheProvidersWindowKeepsTheKey(t *testing.T) {
+	s := tell(t)
+	c, key := releasable(s)
+	s.take(c, Release)
+	ticket := s.sendReleased(c)
+	if ticket.ProviderKey != key {
+		t.Fatalf("sent under %s, want %s", ticket.ProviderKey, key)
+	}
+	s.settle(ticket, paid("re_1"))
+}
+
+// Once the provider may have forgotten the key, a release is not taken: the hold says so, and
+// only a release of the one in its place sends it, under a new key.
+func TestAReleaseAfterTheProvidersWindow(t *testing.T) {
+	s := tell(t)
+	c, key := releasable(s)
+	s.pass(storyKnown)
+	s.notReleased(c, Resolution{})
+	if got := s.hold(c).Reasons; !slices.Equal(got, []Reason{OutcomeUnknown, KeyExpired}) {
+		t.Fatalf("reasons %v", got)
+	}
+	s.want(s.admit(c), UnknownHold, OutcomeUnknown)
+	s.pass(3 * time.Hour)
+	s.take(c, Release)
+	s.pass(3 * time.Hour)
+	s.sweep()
+	s.inState(c, Released)
+	ticket := s.sendReleased(c)
+	if ticket.ProviderKey == key || s.record(c.Key).Generation != 2 {
+		t.Fatalf("sent under %s, as before", ticket.ProviderKey)
+	}
+	s.settle(ticket, paid("re_2"))
+	if n := s.inState(c, Succeeded).payments(0); n != 1 {
+		t.Fatalf("%d payments", n)
+	}
+}
+
+// All else that a person can say of it is taken as ever.
+func TestOtherDecisionsAfterTheProvidersWindow(t *testing.T) {
+	for d, want := range map[Decision]State{Reject: Rejected, MarkPaid: Succeeded, MarkFailed: Failed} {
+		for _, refusedBefore := range []bool{false, true} {
+			s := tell(t)
+			c, _ := releasable(s)
+			s.pass(storyKnown)
+			if refusedBefore {
+				s.notReleased(c, Resolution{})
+			}
+			s.take(c, d)
+			s.inState(c, want)
+		}
+	}
+}
+
+// A release that was taken in time is not used when the provider may have forgotten the key.
+func TestAReleaseIsUsedInsideTheProvidersWindowOrNotAtAll(t *testing.T) {
+	left := storyKnown - 2*storyWait
+	for name, tc := range map[string]struct {
+		until func(s *story, c Call)
+		held  func(s *story, c Call)
+	}{
+		"found by the sweep": {
+			until: func(s *story, _ Call) { s.pass(left) },
+			held:  func(s *story, _ Call) { s.sweep() },
+		},
+		"found by the call": {
+			until: func(s *story, _ Call) { s.pass(left) },
+			held: func(s *story, c Call) {
+				s.wantHeld(s.admitUnder(c.keptAs("x"), resumedPolicy()), OutcomeUnknown, KeyExpired)
+			},
+		},
+		"the own clock alone says so": {
+			until: func(s *story, _ Call) { s.time.stepWall(left) },
+			held: func(s *story, c Call) {
+				s.wantHeld(s.admitUnder(c.keptAs("x"), resumedPolicy()), OutcomeUnknown, KeyExpired)
+			},
+		},
+		"the provider knows it for less now": {
+			until: func(s *story, _ Call) { s.pass(2 * time.Minute) },
+			held: func(s *story, c Call) {
+				p := resumedPolicy(func(p *Policy) { p.Resume = &ResumePolicy{Upstream: "upstream-1", Window: storyWait + time.Minute} })
+				s.wantHeld(s.admitUnder(c.keptAs("x"), p), OutcomeUnknown, KeyExpired)
+			},
+		},
+		"nothing could be sent at first": {
+			until: func(s *story, c Call) {
+				s.settle(s.sendReleased(c), Result{Outcome: AttemptRetryable, Detail: "connection refused"})
+				s.inState(c, Retryable)
+				s.pass(left)
+			},
+			held: func(s *story, _ Call) { s.sweep() },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := tell(t)
+			c, _ := releasable(s)
+			s.take(c, Release)
+			tc.until(s, c)
+			tc.held(s, c)
+			s.wantHeldForKey(c, "the release was not used in time")
+		})
+	}
+}
+
+// What a tool says of its provider now counts for a release too.
+func TestAReleaseAsksForTheProvidersWindowAsItIs(t *testing.T) {
+	s := tell(t)
+	c, _ := releasable(s)
+	now := func(window time.Duration) func(*Call) (Policy, string) {
+		return func(*Call) (Policy, string) {
+			return resumedPolicy(func(p *Policy) { p.Resume = &ResumePolicy{Upstream: "upstream-1", Window: window} }), ""
+		}
+	}
+	s.notReleased(c, Resolution{Now: now(storyWait)})
+}
+
+// What moved nothing for sure is another payment under any key: no window counts.
+func TestWhatMovedNothingHasNoWindow(t *testing.T) {
+	s := tell(t)
+	c := s.call("intent-1", "order/9")
+	s.settle(s.sendReleased(c), Result{Outcome: AttemptRetryable, Detail: "connection refused"})
+	s.pass(2 * storyKnown)
+	s.sweep()
+	s.settle(s.sendReleased(c), paid("re_1"))
+}
+
+// What a lost memory may hide is sent under the key that it would have had, while that may be known.
+func TestAReleaseAfterALossKeepsTheKey(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		s := tell(t)
+		c := s.call("intent-1", "order/9")
+		s.lostMemory(nil)
+		s.wantHeld(s.admitUnder(c.keptAs("x"), resumedPolicy()), OutcomeUnknown)
+		key := s.record(c.Key).ProviderKey
+		if late {
+			s.pass(storyKnown)
+			s.notReleased(c, Resolution{})
+			continue
+		}
+		s.take(c, Release)
+		if got := s.sendReleased(c).ProviderKey; got != key {
+			t.Fatalf("sent under %s, want %s", got, key)
+		}
+	}
 }

@@ -102,4 +102,5 @@ func (w *world) judgeSent(t *Ticket) {
 	if g := t.rec.Registration; g != nil && !w.jumps && w.storeNow().After(g.ValidUntil.Add(time.Hour)) && !g.ValidUntil.IsZero() {
 		w.violate("%s was sent at %s and was valid until %s", t.IntentID, w.storeNow(), g.ValidUntil)
 	}
+	w.judgeKey(t)
 }

@@ -10,6 +10,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 )
 
@@ -32,7 +33,7 @@ func (w *world) newDedup() *simDedup {
 	dice := rand.New(rand.NewPCG(w.seed, 4))
 	aimed := w.rule == anyCredential
 	switch w.mutation {
-	case resumeAnyAge, resumeAgeOfLast, resumeNewKey, resumeDecides, resumeReleased:
+	case resumeAnyAge, resumeAgeOfLast, releaseAnyAge, resumeNewKey, resumeDecides, resumeReleased:
 		aimed = true
 	}
 	if dice.IntN(4) > 0 && !aimed {
@@ -181,5 +182,22 @@ func (w *world) resumeWorldEvent() {
 	if w.dedup != nil && !w.quiet && w.dedup.dice.IntN(40) == 0 {
 		w.dedup.credential++
 		w.logf("the tool has credential %d", w.dedup.credential)
+	}
+}
+
+// judgeKey judges that nothing that may have been paid is sent under a key that the provider has forgotten.
+func (w *world) judgeKey(t *Ticket) {
+	d := w.dedup
+	if d == nil || !slices.ContainsFunc(t.rec.Attempts[:t.Attempt-1], func(a attempt) bool {
+		return a.unknown() && !a.Denied && !a.Lost && a.Generation == t.rec.Generation
+	}) {
+		return
+	}
+	for credential := range d.credential + 1 {
+		m := message{key: t.ProviderKey, credential: credential}
+		if first, known := d.seen[m.keyOf()]; known && w.t-first >= d.window {
+			w.violate("%s may have been paid, and is sent again under a key that the provider has had for %s and knows for %s", t.IntentID, w.t-first, d.window)
+			return
+		}
 	}
 }

@@ -56,7 +56,7 @@ const (
 	onRenumbered   event = "renumbered"    // an object of another memory bears this hold's name
 	onImported     event = "imported"      // an object of a lost memory shows that it was held
 	onLost         event = "lost"          // it was written before the store lost its memory: later steps may be missing
-	onUnused       event = "unused"        // a release that nobody used for a day
+	onUnused       event = "unused"        // a release that nobody used for a day, or before the provider may forget the key
 	onDeadline     event = "deadline"      // a registered or retryable intent past its TTL
 	onWaitOver     event = "wait over"     // an unknown payment would be visible by now
 	onLateSuccess  event = "late success"  // the result of an attempt that no longer holds the lease
@@ -96,6 +96,7 @@ var life = []step{
 	{Retryable, onRegister, []State{Retryable}},
 	{Retryable, onBlocked, []State{Held}},
 	{Retryable, onDeadline, []State{Failed, Held}},
+	{Retryable, onUnused, []State{Held}}, // what was released may have been paid, and would be sent as another payment
 	{Retryable, onLost, []State{Held}},
 	{Retryable, onLateSuccess, []State{Succeeded}},
 	{Retryable, onLateEvidence, []State{Retryable, Held}}, // held: it may be paid yet

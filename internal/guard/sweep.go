@@ -40,9 +40,9 @@ func (r *record) due(o Options) time.Time {
 	case Registered:
 		return r.registeredUntil()
 	case Released:
-		return r.noLaterThanValid(r.ReleasedAt.Add(o.ReleaseFor))
+		return earlier(r.noLaterThanValid(r.ReleasedAt.Add(o.ReleaseFor)), r.keyUntil(o))
 	case Retryable:
-		return r.noLaterThanValid(r.Changed.Add(r.Policy.TTL))
+		return earlier(r.noLaterThanValid(r.Changed.Add(r.Policy.TTL)), r.keyUntil(o))
 	case Succeeded, Failed, Rejected:
 		if at := r.nextCheck(); !at.IsZero() && at.Before(r.ages()) {
 			return at
@@ -52,6 +52,14 @@ func (r *record) due(o Options) time.Time {
 		return r.spendDue(r.purgeAt(o))
 	}
 	return time.Time{}
+}
+
+// earlier is the earlier of two times, of which the second may be zero: then there is none.
+func earlier(a, b time.Time) time.Time {
+	if !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // ages is when time does the next thing to a settled record by itself.
@@ -103,6 +111,9 @@ func (e *Engine) step(r *record, now time.Time) *pending {
 		p.on, p.to = onDeadline, r.clone()
 		p.to.Checks.Next = time.Time{}
 		p.to.hold(&hold{Reasons: []Reason{OutcomeUnknown}, Cause: r.Checks.overdue()}, p.nonce, now)
+		return p
+	}
+	if p := e.forgottenUnused(r, now); p != nil {
 		return p
 	}
 	at := r.due(e.o)
