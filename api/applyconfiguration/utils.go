@@ -80,6 +80,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.LookalikeSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MaxHeldSpec"):
 		return &apiv1alpha1.MaxHeldSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("MaxRegisteredSpec"):
+		return &apiv1alpha1.MaxRegisteredSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Money"):
 		return &apiv1alpha1.MoneyApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("OutcomeRule"):

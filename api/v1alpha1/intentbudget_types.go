@@ -155,6 +155,15 @@ type MaxHeldSpec struct {
 	PerCaller *int32 `json:"perCaller,omitempty"`
 }
 
+// MaxRegisteredSpec bounds the intents that are registered and were never sent.
+type MaxRegisteredSpec struct {
+	// perCaller bounds those of one caller. Effective value when absent: 1000.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100000
+	PerCaller *int32 `json:"perCaller,omitempty"`
+}
+
 // HoldsSpec says for how long holds wait for a person.
 type HoldsSpec struct {
 	// expireAfter is how long a hold waits for a person before its intent is rejected. That is done only while nothing of the intent can
@@ -191,6 +200,11 @@ type IntentBudgetSpec struct {
 	// When absent, each of its fields has its effective value.
 	// +optional
 	MaxHeld *MaxHeldSpec `json:"maxHeld,omitempty"`
+
+	// maxRegistered bounds the intents that are registered and were never sent; beyond it registrations are denied with reason
+	// too_many_registered. When absent, its field has its effective value.
+	// +optional
+	MaxRegistered *MaxRegisteredSpec `json:"maxRegistered,omitempty"`
 
 	// holds says for how long holds wait for a person. When absent, for as long as it takes.
 	// +optional

@@ -273,6 +273,33 @@ func TestRebound(t *testing.T) {
 	w.toolReady("refund")
 }
 
+// An intent that was registered is knowledge of a memory, where nothing else is left of it.
+func TestARegisteredIntentTellsOfAMemory(t *testing.T) {
+	w := newWorld(t)
+	dir := t.TempDir()
+	p := start(t, dir)
+	w.account()
+	w.ready()
+	w.create(w.intent("one", "one", "1", "10"))
+	w.says("one", v1alpha1.IntentAllow, v1alpha1.IntentRegistered, "Registered")
+	p.stop()
+	must(t, os.Remove(filepath.Join(dir, w.ns+"_payments.db")))
+	w.remember(map[string]*string{w.key(epochOf, "payments"): nil, w.key(keyDomainOf, "payments"): nil, w.key(seenOf, "payments"): nil})
+	must(t, admin.Delete(w.ctx, w.store("payments")))
+	w.create(w.store("payments"), w.store("elsewhere"))
+	p = start(t, dir)
+	message := w.condition(&v1alpha1.IdempotencyStore{}, "payments", v1alpha1.ConditionEpochAccepted, metav1.ConditionFalse, reasonMemoryLost)
+	contains(t, message, "epoch "+unknownEpoch, "spec.acceptEpoch")
+	// The tool's records were never in the other one.
+	w.condition(&v1alpha1.IdempotencyStore{}, "elsewhere", v1alpha1.ConditionReady, metav1.ConditionTrue, reasonServing)
+	if _, err := w.try(p, "refund", "one", "1", "10"); !errors.Is(err, store.ErrMemoryLost) {
+		t.Errorf("a call is told %v", said(err))
+	}
+	w.accept("payments", unknownEpoch, "")
+	w.condition(&v1alpha1.IdempotencyStore{}, "payments", v1alpha1.ConditionReady, metav1.ConditionTrue, reasonServing)
+	w.says("one", "", v1alpha1.IntentRegistered, reasonRecordGone)
+}
+
 func TestMemoryLost(t *testing.T) {
 	w := newWorld(t)
 	dir := t.TempDir()

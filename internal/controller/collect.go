@@ -27,6 +27,9 @@ import (
 const (
 	// collectAfter is how long an object stays once it is over, unless it is said otherwise.
 	collectAfter = 7 * 24 * time.Hour
+	// goneAfter is how long an intent stays whose record is gone, at the least: a person should look for
+	// it in the provider's ledger, and it is as long as a record that is over would have stayed.
+	goneAfter = 90 * 24 * time.Hour
 	// collectTick is how often it is looked for objects to collect, at the most seldom.
 	collectTick = time.Minute
 	// minCollectTick is that at the most often.
@@ -93,7 +96,7 @@ func (c *Collector) collect(ctx context.Context, slowly flowcontrol.RateLimiter)
 		return errors.Join(append(errs, fmt.Errorf("list PaymentIntents: %w", err))...)
 	}
 	for i := range intents.Items {
-		if o := &intents.Items[i]; !doubted[o.Namespace] && c.over(intentOver(o)) {
+		if o := &intents.Items[i]; !doubted[o.Namespace] && (c.over(intentOver(o)) || c.gone(o)) {
 			errs = append(errs, c.delete(ctx, slowly, o))
 		}
 	}
@@ -155,6 +158,16 @@ func intentOver(o *v1alpha1.PaymentIntent) time.Time {
 		return time.Time{}
 	}
 	return find(o.Status.Conditions, end).LastTransitionTime.Time
+}
+
+// gone says that the intent's record has been gone for long enough.
+func (c *Collector) gone(o *v1alpha1.PaymentIntent) bool {
+	stalled := find(o.Status.Conditions, v1alpha1.ConditionStalled)
+	if unregistered(o) || stalled == nil || stalled.Reason != reasonRecordGone || !isTrue(o.Status.Conditions, v1alpha1.ConditionStalled, o.Generation) {
+		return false
+	}
+	return o.DeletionTimestamp.IsZero() && find(o.Status.Conditions, v1alpha1.ConditionRefundOwed) == nil &&
+		time.Since(stalled.LastTransitionTime.Time) >= max(goneAfter, c.After)
 }
 
 // delete takes this very version of the object away, unless its namespace is in doubt by now: one that has news stays.

@@ -1,10 +1,11 @@
-// This file is the gate before every resolution: none is taken until the API server
-// has refused a forged one.
+// This file is the gate before every resolution, and before every registration by an object:
+// none is taken until the API server has refused a forged one.
 //
 // Who may resolve a hold is decided by an admission policy. Where that policy is not
 // in force, whoever may patch a PaymentHold could release a payment. So the operator,
 // which never has the verb resolve, tries it: dry runs that must be refused, by the
-// policies and by nothing else, each time before a resolution is taken.
+// policies and by nothing else, each time before a resolution is taken. Who may register an
+// intent for which caller is decided in the same way, and tried in the same way.
 
 package controller
 
@@ -29,6 +30,18 @@ import (
 const (
 	ResolutionPolicy   = "holdfast-paymentholds-resolution"
 	OperatorOnlyPolicy = "holdfast-paymentholds-operator-only"
+	IntentCallerPolicy = "holdfast-paymentintents-caller"
+)
+
+// forgery is what a dry run forges.
+type forgery struct {
+	// what it is, of all that are not protected, and the verb that the operator must not have.
+	what, all, verb string
+}
+
+var (
+	forgedResolution   = forgery{"resolution", "resolutions", "resolve"}
+	forgedRegistration = forgery{"registration", "registrations", "register-for"}
 )
 
 const (
@@ -39,10 +52,10 @@ const (
 	probeKept = time.Minute
 )
 
-// errNotRefused: resolutions are not protected. The text says what to do.
-var errNotRefused = errors.New("resolutions are not protected by the API server")
+// errNotRefused: what was forged is not protected against it. The text says what to do.
+var errNotRefused = errors.New("not protected by the API server")
 
-// Gate tells whether a forged resolution is refused. It remembers nothing: what was
+// Gate tells whether a forgery is refused. It remembers nothing: what was
 // refused a second ago may be accepted now.
 type Gate struct{ live client.Client }
 
@@ -58,6 +71,11 @@ func (g *Gate) check(ctx context.Context, namespace string) error {
 	return g.probe(ctx, namespace)
 }
 
+// checkIntents is check for registrations by objects of the namespace.
+func (g *Gate) checkIntents(ctx context.Context, namespace string) error {
+	return judged(g.live.Create(ctx, probeIntent(namespace), client.DryRunAll, client.FieldOwner(ownerIntent)), IntentCallerPolicy, forgedRegistration)
+}
+
 // forged is the resolution that nobody gave.
 func forged() *v1alpha1.HoldResolution {
 	return &v1alpha1.HoldResolution{Decision: v1alpha1.DecisionReject, Reason: "probe: this must be refused", By: forger}
@@ -68,7 +86,7 @@ func (g *Gate) born(ctx context.Context, namespace string) error {
 	hold := probeHold(namespace)
 	hold.Spec.Resolution = forged()
 	err := g.live.Create(ctx, hold, client.DryRunAll, client.FieldOwner(ownerHold))
-	return judged(err, OperatorOnlyPolicy)
+	return judged(err, OperatorOnlyPolicy, forgedResolution)
 }
 
 // probe forges a resolution of a hold that has none. If there is no such hold, it
@@ -134,23 +152,23 @@ func (g *Gate) forge(ctx context.Context, hold *v1alpha1.PaymentHold) error {
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return errOvertaken
 	}
-	return judged(err, ResolutionPolicy)
+	return judged(err, ResolutionPolicy, forgedResolution)
 }
 
-// judged says what the answer to a forged resolution proves: only a refusal by the
-// policy itself is protection.
-func judged(err error, policy string) error {
+// judged says what the answer to a forgery proves: only a refusal by the policy itself is
+// protection.
+func judged(err error, policy string, of forgery) error {
 	switch {
 	case err == nil:
-		return fmt.Errorf("%w: a forged resolution was accepted in a dry run, which %s must refuse: apply the admission policies of this version (config/admission), and take the verb resolve from the operator", errNotRefused, policy)
+		return fmt.Errorf("%s are %w: a forged %s was accepted in a dry run, which %s must refuse: apply the admission policies of this version (config/admission), and take the verb %s from the operator", of.all, errNotRefused, of.what, policy, of.verb)
 	case refusedBy(err, policy):
 		return nil
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
-		return fmt.Errorf("probe whether resolutions are protected: %w", err)
+		return fmt.Errorf("probe whether %s are protected: %w", of.all, err)
 	case apierrors.IsForbidden(err), apierrors.IsInvalid(err):
-		return fmt.Errorf("%w: a forged resolution was refused, but not by the policy %s: %s", errNotRefused, policy, err.Error())
+		return fmt.Errorf("%s are %w: a forged %s was refused, but not by the policy %s: %s", of.all, errNotRefused, of.what, policy, err.Error())
 	default:
-		return fmt.Errorf("probe whether resolutions are protected: %w", err)
+		return fmt.Errorf("probe whether %s are protected: %w", of.all, err)
 	}
 }
 
@@ -176,6 +194,19 @@ func probeHold(namespace string) *v1alpha1.PaymentHold {
 			Scope: []v1alpha1.HoldPath{"probe"}, Fingerprint: "sha256:" + strings.Repeat("0", 64),
 			Record:  v1alpha1.HoldRecord{Epoch: probeEpoch, Nonce: "probe"},
 			Reasons: []v1alpha1.HoldReason{v1alpha1.HoldScopeOverlap},
+		},
+	}
+}
+
+// probeIntentName is the name by which the policy knows an object that is only tried.
+const probeIntentName = "holdfast-admission-probe"
+
+func probeIntent(namespace string) *v1alpha1.PaymentIntent {
+	return &v1alpha1.PaymentIntent{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: probeIntentName},
+		Spec: v1alpha1.PaymentIntentSpec{
+			ToolRef: v1alpha1.ToolReference{Name: probeIntentName}, Caller: "system:serviceaccount:" + namespace + ":" + probeIntentName,
+			IntentID: "probe", Scope: []v1alpha1.HoldPath{"probe"},
 		},
 	}
 }

@@ -342,18 +342,22 @@ func (w *world) unprotected(policy string) (restore func()) {
 	restored.ResourceVersion, restored.UID = "", ""
 	must(w.T, admin.Delete(w.ctx, binding))
 	gate := NewGate(as(operatorUser))
+	check := gate.check
+	if policy == IntentCallerPolicy {
+		check = gate.checkIntents
+	}
 	back := false
 	restore = func() {
 		if !back {
 			back = true
 			must(w.T, admin.Create(w.ctx, restored))
-			eventually(w.T, func() error { return gate.check(w.ctx, metav1.NamespaceDefault) })
+			eventually(w.T, func() error { return check(w.ctx, metav1.NamespaceDefault) })
 		}
 	}
 	w.Cleanup(restore)
 	eventually(w.T, func() error { // until the API server has noticed
-		if err := gate.check(w.ctx, w.ns); !errors.Is(err, errNotRefused) {
-			return fmt.Errorf("a forged resolution should be accepted, got %v", said(err))
+		if err := check(w.ctx, w.ns); !errors.Is(err, errNotRefused) {
+			return fmt.Errorf("a forgery should be accepted, got %v", said(err))
 		}
 		return nil
 	})

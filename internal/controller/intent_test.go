@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -300,6 +301,19 @@ func TestAnIntentIsRegisteredOnce(t *testing.T) {
 	if !intentOver(now).IsZero() {
 		t.Error("somebody must see that its record is gone, and it would be collected")
 	}
+	c := &Collector{After: time.Hour}
+	if c.gone(now) {
+		t.Error("its record has just gone, and it would be collected")
+	}
+	at := metav1.NewTime(time.Now().Add(-goneAfter - time.Minute))
+	find(now.Status.Conditions, v1alpha1.ConditionStalled).LastTransitionTime = at
+	if !c.gone(now) {
+		t.Error("its record has been gone for long, and it would stay for ever")
+	}
+	now.Status.Conditions = append(now.Status.Conditions, metav1.Condition{Type: v1alpha1.ConditionRefundOwed, Status: metav1.ConditionTrue})
+	if c.gone(now) {
+		t.Error("a refund is owed, and it would be collected")
+	}
 	// What it came to stands.
 	now = w.says("paid", v1alpha1.IntentReplay, v1alpha1.IntentSucceeded, "Succeeded")
 	wantConditions(t, now.Status.Conditions, "Admitted=T Ready=T Settled=T")
@@ -416,5 +430,82 @@ func TestWhatWasRefusedForGoodStaysRefused(t *testing.T) {
 	o.Generation++
 	if refusedForGood(o) {
 		t.Error("nobody has looked at this generation")
+	}
+}
+
+// What was made while anybody could have made it is never registered: not when the policy is
+// back, and not by the next process.
+func TestIntentsThatAnybodyCouldHaveMade(t *testing.T) {
+	w := newWorld(t)
+	dir := t.TempDir()
+	p := start(t, dir)
+	w.account()
+	w.ready()
+	restore := w.unprotected(IntentCallerPolicy)
+	w.create(w.intent("forged", "forged", "1", "10"))
+	o := w.says("forged", "", "", reasonNotEnforced)
+	wantConditions(t, o.Status.Conditions, "Admitted=F Ready=F Settled=F Stalled=T")
+	contains(t, find(o.Status.Conditions, v1alpha1.ConditionAdmitted).Message, "config/admission", IntentCallerPolicy, "register-for", "delete this object")
+	restore()
+	stays := func(p *process) {
+		t.Helper()
+		for range 3 {
+			_, err := p.op.intents.Reconcile(w.ctx, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(o)})
+			must(t, err)
+		}
+		w.says("forged", "", "", reasonNotEnforced)
+		if v := w.poll(p, "refund", "forged"); v.Exists {
+			t.Fatalf("it was registered: %s", asJSON(v))
+		}
+	}
+	stays(p)
+	w.create(w.intent("own", "own", "2", "10"))
+	w.says("own", v1alpha1.IntentAllow, v1alpha1.IntentRegistered, "Registered")
+	p.stop()
+	p = start(t, dir)
+	w.toolReady("refund")
+	stays(p)
+	// Made once more it is as good as any.
+	must(t, admin.Delete(w.ctx, o))
+	w.create(w.intent("forged", "forged", "1", "10"))
+	w.says("forged", v1alpha1.IntentAllow, v1alpha1.IntentRegistered, "Registered")
+	var probes v1alpha1.PaymentIntentList
+	must(t, admin.List(w.ctx, &probes, client.InNamespace(w.ns)))
+	if len(probes.Items) != 2 {
+		t.Errorf("the probe left something: %d objects", len(probes.Items))
+	}
+}
+
+// Beyond the limits of its caller and its tool an object waits, and is registered once there is room.
+func TestIntentsBeyondTheLimitsWait(t *testing.T) {
+	w := newWorld(t)
+	p := start(t, t.TempDir())
+	w.account()
+	budget, tool := w.budget("refunds", "payments"), w.tool("refund", "refunds")
+	budget.Spec.MaxRegistered = &v1alpha1.MaxRegisteredSpec{PerCaller: ptr.To(int32(1))}
+	tool.Spec.RateLimit = &v1alpha1.RateLimitSpec{Requests: ptr.To(int32(2)), Per: &metav1.Duration{Duration: time.Hour}, Burst: ptr.To(int32(2))}
+	w.create(w.store("payments"), budget, tool)
+	w.toolReady("refund")
+	w.create(w.intent("one", "one", "1", "10"))
+	w.says("one", v1alpha1.IntentAllow, v1alpha1.IntentRegistered, "Registered")
+	w.create(w.intent("two", "two", "2", "10"))
+	o := w.says("two", v1alpha1.IntentDeny, "", "TooManyRegistered")
+	wantConditions(t, o.Status.Conditions, "Admitted=F Ready=F Settled=F")
+	contains(t, find(o.Status.Conditions, v1alpha1.ConditionAdmitted).Message, "maxRegistered", "tried again until")
+	w.pay(p, "refund", "one", "1", "10", guard.AttemptSucceeded)
+	again := func(name string) {
+		t.Helper()
+		_, err := p.op.intents.Reconcile(w.ctx, ctrl.Request{NamespacedName: types.NamespacedName{Namespace: w.ns, Name: name}})
+		must(t, err)
+	}
+	again("two")
+	w.says("two", v1alpha1.IntentAllow, v1alpha1.IntentRegistered, "Registered")
+	w.pay(p, "refund", "two", "2", "10", guard.AttemptSucceeded)
+	w.create(w.intent("three", "three", "3", "10"))
+	o = w.says("three", v1alpha1.IntentDeny, "", "RateLimited")
+	wantConditions(t, o.Status.Conditions, "Admitted=F Ready=F Settled=F")
+	contains(t, find(o.Status.Conditions, v1alpha1.ConditionAdmitted).Message, "rateLimit", "tried again until")
+	if v := w.poll(p, "refund", "three"); v.Exists {
+		t.Fatalf("it was registered: %s", asJSON(v))
 	}
 }

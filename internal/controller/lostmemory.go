@@ -91,6 +91,13 @@ func (r *StoreReconciler) judge(ctx context.Context, obj *v1alpha1.IdempotencySt
 	if hold != nil {
 		return lost(hold.Spec.Record.Epoch, "it is empty, but PaymentHold %s was made under epoch %s, which no store of this namespace carries", hold.Name, hold.Spec.Record.Epoch)
 	}
+	intent, err := r.strayIntent(ctx, nn, known)
+	if err != nil {
+		return "", fmt.Errorf("%w: whether this is the store's first use cannot be told: %w", store.ErrUnavailable, err)
+	}
+	if intent != nil {
+		return lost(unknownEpoch, "it is empty, but PaymentIntent %s says that it was registered (%s), and no other store of this namespace can have its record", intent.Name, intent.Status.State)
+	}
 	return "", nil
 }
 
@@ -122,6 +129,27 @@ func (r *StoreReconciler) strayHold(ctx context.Context, nn types.NamespacedName
 			// A tool that is known to belong to another store says nothing of this one.
 			if known.belongs(h.Spec.ToolRef.Name, nn) {
 				return h, nil
+			}
+		}
+		if next = page.Continue; next == "" {
+			return nil, nil
+		}
+	}
+}
+
+// strayIntent is an intent that was registered, and whose record may have been in this store.
+// Its object does not say under which epoch: but what is asked is of a store of which nothing
+// is known at all, and a tool that is known to belong to another store says nothing of it.
+func (r *StoreReconciler) strayIntent(ctx context.Context, nn types.NamespacedName, known storeMemory) (*v1alpha1.PaymentIntent, error) {
+	next := ""
+	for {
+		var page v1alpha1.PaymentIntentList
+		if err := r.Live.List(ctx, &page, client.InNamespace(nn.Namespace), client.Limit(500), client.Continue(next)); err != nil {
+			return nil, err
+		}
+		for i := range page.Items {
+			if o := &page.Items[i]; !unregistered(o) && known.belongs(o.Spec.ToolRef.Name, nn) {
+				return o, nil
 			}
 		}
 		if next = page.Continue; next == "" {

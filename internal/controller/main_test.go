@@ -112,7 +112,9 @@ func run(m *testing.M) (code int, err error) {
 	}
 	// A policy is in force some time after it was made.
 	gate := NewGate(as(operatorUser))
-	if err := poll(patience, func() error { return gate.check(ctx, metav1.NamespaceDefault) }); err != nil {
+	if err := poll(patience, func() error {
+		return errors.Join(gate.check(ctx, metav1.NamespaceDefault), gate.checkIntents(ctx, metav1.NamespaceDefault))
+	}); err != nil {
 		return 0, err
 	}
 	// The policy that stamps knows the kind some time later still.

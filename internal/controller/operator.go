@@ -166,7 +166,7 @@ func Setup(mgr ctrl.Manager, live client.Client, o Options) (*Operator, error) {
 			Looked: op.stores.looked, Look: worklist.look,
 		}
 		op.intents = &IntentReconciler{
-			Client: cached, Live: live, Engines: engines, Served: op.Served, Events: recorder, Look: worklist.lookIntents,
+			Client: cached, Live: live, Engines: engines, Gate: NewGate(live), Served: op.Served, Events: recorder, Look: worklist.lookIntents,
 		}
 		reconcilers = append(reconcilers, op.budgets, op.holds, op.intents)
 		runnables = append(runnables, gateways, op.RequestKeys, &Collector{

@@ -19,7 +19,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -80,11 +82,16 @@ type IntentReconciler struct {
 	Client  client.Client
 	Live    client.Client
 	Engines *guard.Engines
+	Gate    *Gate
 	// Served is the policy that is served now.
 	Served func() Served
 	Events events.EventRecorder
 	// Look names objects to look at again.
 	Look <-chan event.GenericEvent
+
+	// distrusted are objects that were found while anybody could have made them, by UID, and
+	// why. Their status says it too, once that is written.
+	distrusted sync.Map
 }
 
 // SetupWithManager watches the intents, what they need to be registered, and what the worklist has seen.
@@ -180,7 +187,10 @@ func (r *IntentReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctr
 	if !obj.DeletionTimestamp.IsZero() || refusedForGood(&obj) {
 		return ctrl.Result{}, nil
 	}
-	f, err := r.find(ctx, &obj)
+	f, err := r.distrust(ctx, &obj)
+	if err == nil && f.reason == "" {
+		f, err = r.find(ctx, &obj)
+	}
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -194,7 +204,28 @@ func (r *IntentReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctr
 	if wrote {
 		r.tell(&obj, &was, next)
 	}
+	r.distrusted.Delete(obj.UID)
 	return ctrl.Result{RequeueAfter: f.again}, nil
+}
+
+// distrust is the finding about an object that is seen for the first time while anybody could
+// have made it. It is never registered, also not once the policies are in force: who wrote it
+// cannot be told afterwards. Without a reason: nothing speaks against it.
+func (r *IntentReconciler) distrust(ctx context.Context, obj *v1alpha1.PaymentIntent) (intentFinding, error) {
+	if obj.Status.ObservedGeneration != 0 {
+		return intentFinding{}, nil // it was judged when it was new
+	}
+	why, ok := r.distrusted.Load(obj.UID)
+	if !ok {
+		err := r.Gate.checkIntents(ctx, obj.Namespace)
+		if !errors.Is(err, errNotRefused) {
+			return intentFinding{}, err
+		}
+		why = fmt.Sprintf("Nothing is registered for this object, also not later: whether its caller has made it, or somebody who may register for others, cannot be told, because %s. "+
+			"Then delete this object and make it once more.", err.Error())
+		r.distrusted.Store(obj.UID, why)
+	}
+	return intentFinding{reason: reasonNotEnforced, message: fmt.Sprint(why), stalled: true}, nil
 }
 
 // intentKey is the key of the record that the object is about.
@@ -379,9 +410,12 @@ func statedBy(obj *v1alpha1.PaymentIntent) policy.Stated {
 	return s
 }
 
+// passing are the reasons of refusals that may be over later.
+var passing = []guard.Reason{guard.ReasonTooManyHolds, guard.ReasonSpendExceeded, guard.ReasonTooManyRegistered, guard.ReasonRateLimited}
+
 // canPass says that the intent was not registered for something that may be over later.
 func canPass(key guard.Key, a guard.Answer) bool {
-	return a.Verdict == guard.Deny && (a.Reason == guard.ReasonTooManyHolds || a.Reason == guard.ReasonSpendExceeded) && !a.Intent.Exists ||
+	return a.Verdict == guard.Deny && !a.Intent.Exists && slices.Contains(passing, a.Reason) ||
 		a.Intent.Key != key && (a.Verdict == guard.UnknownHold || a.Verdict == guard.InFlightNow)
 }
 
@@ -488,6 +522,10 @@ func notRegistered(obj *v1alpha1.PaymentIntent, f intentFinding, admitted func(m
 		say("SpendExceeded", fmt.Sprintf("It would exceed the limit %q of the budget: %s %s within %s.", l.Name, l.Amount.Value, l.Amount.Currency, l.Span()))
 	case a.Verdict == guard.Deny && a.Reason == guard.ReasonTooManyHolds:
 		say("TooManyHolds", "It would have to wait for a person, and too many intents of the budget do already.")
+	case a.Verdict == guard.Deny && a.Reason == guard.ReasonTooManyRegistered:
+		say("TooManyRegistered", "As many intents of its caller as the budget allows (maxRegistered) are registered and were not sent.")
+	case a.Verdict == guard.Deny && a.Reason == guard.ReasonRateLimited:
+		say("RateLimited", "Intents of the tool are registered more often than its rateLimit allows.")
 	case a.Verdict == guard.Deny && a.Reason == guard.ReasonDeniedByRule:
 		say("DeniedByRule", "A rule of the tool denies it: "+strings.TrimSuffix(a.Rule, ".")+".")
 	case a.Verdict == guard.Deny:

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -60,7 +61,7 @@ type Worklist struct {
 
 	changes chan guard.Change
 	look    chan event.GenericEvent
-	// lookIntents names PaymentIntents, and intents is how far the walks have come with them.
+	// lookIntents names PaymentIntents, and intents is how far their turns have come.
 	lookIntents chan event.GenericEvent
 	intents     intentTurns
 	// next is where the next walk goes on among the holds that are over, for each store.
@@ -94,6 +95,9 @@ func (w *Worklist) NeedLeaderElection() bool { return false }
 func (w *Worklist) Start(ctx context.Context) error {
 	tick := time.NewTicker(worklistTick)
 	defer tick.Stop()
+	var turns sync.WaitGroup
+	defer turns.Wait()
+	turns.Go(func() { w.followIntents(ctx) })
 	for {
 		began := time.Now()
 		err := w.walk(ctx)
@@ -181,7 +185,7 @@ func (w *Worklist) walk(ctx context.Context) error {
 		}
 	}
 	w.measure(open)
-	return errors.Join(append(errs, w.lookAtIntents(ctx))...)
+	return errors.Join(errs...)
 }
 
 // walkStore is walk for one store. walked is told of its open holds once all were seen.

@@ -1,9 +1,9 @@
 // This file brings the news of records to the PaymentIntents that show them.
 //
 // Steps that this process makes are told at once. Those of other gateways are found:
-// every held intent by the walk of each second, and the others in turn, so many a second
-// however many there are. So an object may be behind its record, the more the more
-// of them are open; nothing that is paid depends on it.
+// every held intent by the walk, and the others in turn, each second some of them: as many
+// as it takes to come round in a minute, within bounds. So an object may be behind its
+// record; nothing that is paid depends on it.
 
 package controller
 
@@ -19,15 +19,19 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 	"github.com/holdfast-dev/holdfast/internal/guard"
 )
 
 const (
-	// openPerWalk is how many open intents each walk looks at, in turn, and settledPerWalk
-	// how many settled ones: a late result may have made a refund owed.
-	openPerWalk, settledPerWalk = 64, 4
+	// openPerTick is how many open intents are looked at each second at the least, and
+	// mostPerTick at the most: each is a question to the store. settledPerTick is how many
+	// settled ones: a late result may have made a refund owed.
+	openPerTick, mostPerTick, settledPerTick = 64, 512, 4
+	// turnTakes is how long one turn of the open ones takes, if that many can be looked at.
+	turnTakes = time.Minute
 	// turnAtLeast is how long one turn lasts at the least.
 	turnAtLeast = 2 * time.Second
 )
@@ -44,10 +48,43 @@ func (t *turn) next(n int) []types.NamespacedName {
 	return out
 }
 
-// intentTurns are the turns that the walk takes.
+// intentTurns are the turns that are taken.
 type intentTurns struct {
-	began         time.Time
+	began time.Time
+	// perTick is how many of the open ones are looked at each second of this turn.
+	perTick       int
 	open, settled turn
+	// failed is the last error, so that it is logged once.
+	failed string
+}
+
+// perTick is how many of so many are looked at each second.
+func perTick(open int) int {
+	ticks := int(turnTakes / worklistTick)
+	return min(max((open+ticks-1)/ticks, openPerTick), mostPerTick)
+}
+
+// followIntents takes turns until the process ends.
+func (w *Worklist) followIntents(ctx context.Context) {
+	tick := time.NewTicker(worklistTick)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if !w.Leading() {
+			continue
+		}
+		text := ""
+		if err := w.lookAtIntents(ctx); err != nil && ctx.Err() == nil {
+			if text = err.Error(); text != w.intents.failed {
+				log.FromContext(ctx).Error(err, "the news of intents are not shown; trying on")
+			}
+		}
+		w.intents.failed = text
+	}
 }
 
 // lookAtIntents has some intents reconciled, in turn.
@@ -74,11 +111,14 @@ func (w *Worklist) lookAtIntents(ctx context.Context) error {
 				t.open.left = append(t.open.left, nn)
 			}
 		}
+		if openOver {
+			t.perTick = perTick(len(t.open.left))
+		}
 	}
-	for _, nn := range t.open.next(openPerWalk) {
+	for _, nn := range t.open.next(t.perTick) {
 		w.lookAtIntent(ctx, nn.Namespace, nn.Name)
 	}
-	for _, nn := range t.settled.next(settledPerWalk) {
+	for _, nn := range t.settled.next(settledPerTick) {
 		w.lookAtIntent(ctx, nn.Namespace, nn.Name)
 	}
 	return nil

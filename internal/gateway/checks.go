@@ -17,7 +17,6 @@ import (
 	"net/http"
 	"runtime/debug"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/holdfast-dev/holdfast/internal/guard"
@@ -44,13 +43,12 @@ const fromCheck = "status-check"
 type Checker struct {
 	g       *Gateway
 	engines func() []guard.Served
-	places  chan struct{}
-	making  sync.WaitGroup
+	*shares
 }
 
 // Checker asks for the gateway's tools. engines are all that are served.
 func (g *Gateway) Checker(engines func() []guard.Served) *Checker {
-	return &Checker{g: g, engines: engines, places: make(chan struct{}, maxChecks)}
+	return &Checker{g: g, engines: engines, shares: newShares(maxChecks)}
 }
 
 // NeedLeaderElection is false: every gateway asks, and the records' versions keep them apart.
@@ -59,7 +57,7 @@ func (c *Checker) NeedLeaderElection() bool { return false }
 // Start makes checks until the process ends. One that is being made ends first: its answer
 // is worth having.
 func (c *Checker) Start(ctx context.Context) error {
-	defer c.making.Wait()
+	defer c.end()
 	tick := time.NewTicker(checkTick)
 	defer tick.Stop()
 	for {
@@ -72,24 +70,21 @@ func (c *Checker) Start(ctx context.Context) error {
 	}
 }
 
-// pass begins all that is due.
+// pass takes on all that is due. What finds no place before the process ends the next sweep
+// finds, here or elsewhere.
 func (c *Checker) pass(ctx context.Context) {
+	ctx = context.WithoutCancel(ctx)
+	type id struct {
+		engine *guard.Engine
+		key    guard.Key
+		resume bool
+	}
 	for _, served := range c.engines() {
-		for _, due := range []struct {
-			keys []guard.Key
-			do   func(context.Context, guard.Served, guard.Key)
-		}{{served.Engine.DueResumes(), c.resume}, {served.Engine.DueChecks(), c.one}} {
-			for _, key := range due.keys {
-				select {
-				case c.places <- struct{}{}:
-					c.making.Go(func() {
-						defer func() { <-c.places }()
-						due.do(context.WithoutCancel(ctx), served, key)
-					})
-				case <-ctx.Done():
-					return // the next sweep, here or elsewhere, finds what is left
-				}
-			}
+		for _, key := range served.Engine.DueResumes() {
+			c.add(key.Namespace, job{id{served.Engine, key, true}, func() { c.resume(ctx, served, key) }})
+		}
+		for _, key := range served.Engine.DueChecks() {
+			c.add(key.Namespace, job{id{served.Engine, key, false}, func() { c.one(ctx, served, key) }})
 		}
 	}
 }

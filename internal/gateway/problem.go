@@ -206,6 +206,10 @@ func fromGuard(a guard.Answer, who access.Caller) *problem {
 			p.OwnMatches = ownMatches(a, who)
 			return set(http.StatusTooManyRequests, "too-many-holds", "Too many payments wait for a person", actRetryLater,
 				"Nothing was sent. This payment would have to wait for a person, but too many already do. Come back after some of them were decided.")
+		case guard.ReasonTooManyRegistered:
+			return set(http.StatusTooManyRequests, "too-many-registered", "Too many payments are registered", actRetryLater,
+				"Nothing was registered. As many payments of this caller as the budget allows are registered and were not made. Make those that are wanted, or let their time be over: "+
+					"then register this one with the same intent ID. Register a payment right before it is made, and give it a valid_until.")
 		case guard.ReasonRetryRatio:
 			return set(http.StatusTooManyRequests, "retry-ratio", "Too many retries of this tool", actRetryLater,
 				nothingPaid(v)+", and this call sent nothing more. So many calls of this tool are retries now that no more are sent for a moment. "+

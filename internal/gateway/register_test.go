@@ -8,7 +8,10 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
+	"github.com/holdfast-dev/holdfast/internal/access"
 	"github.com/holdfast-dev/holdfast/internal/guard"
 )
 
@@ -176,4 +179,24 @@ func TestARegistrationsNamesAreExact(t *testing.T) {
 	if got, _ := r.poll("charge", "one", "", ""); got.status != http.StatusNotFound {
 		t.Errorf("it is registered: %s", got.body)
 	}
+}
+
+// Beyond the tool's rate, and beyond what a caller may have open, a registration is told to come back.
+func TestRegistrationsAreBounded(t *testing.T) {
+	r := setUp(t)
+	r.tool("charge", "/charges", func(o *v1alpha1.AgentTool) {
+		o.Spec.RateLimit = &v1alpha1.RateLimitSpec{PerCaller: &v1alpha1.CallerRateSpec{Requests: 1, Per: metav1.Duration{Duration: time.Minute}}}
+	})
+	r.put("one", "", registrationOf("1", "5", "")).document(t)
+	got := r.put("two", "", registrationOf("2", "5", ""))
+	if p := got.problem(t); p.Status != http.StatusTooManyRequests || p.Reason != string(guard.ReasonRateLimited) || p.RetryAfter < 55 || got.header.Get("Retry-After") != fmt.Sprint(p.RetryAfter) {
+		t.Errorf("%+v", p)
+	}
+	r.put("one", "", registrationOf("1", "5", "")).document(t)
+	r.put("other", "other", registrationOf("3", "5", "")).document(t)
+	p := fromGuard(guard.Answer{Verdict: guard.Deny, Reason: guard.ReasonTooManyRegistered, RetryAfter: time.Minute}, access.Caller{})
+	if p.Status != http.StatusTooManyRequests || p.RetryAfter != 60 || p.SuggestedAction != actRetryLater || !strings.Contains(p.Detail, "Nothing was registered") {
+		t.Errorf("%+v", p)
+	}
+	r.paid(0, 0)
 }

@@ -129,7 +129,7 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 			}
 		}
 		if p.rated() && !c.Passed && !pass.asked {
-			if err := e.askRates(ctx, &pass, c, p); err != nil {
+			if err := e.askRates(ctx, &pass, c, p, rateKey); err != nil {
 				return Answer{}, err
 			}
 			continue // the send's clock starts after the time that this took

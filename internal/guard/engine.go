@@ -289,8 +289,11 @@ func (e *Engine) write(p pending) (store.Write, error) {
 		}
 		w.Marks = e.mutatedMarks(p.to, at)
 	}
+	if to == Registered || from == Registered {
+		w.Meters = append(w.Meters, p.to.registeredMeter(from == None))
+	}
 	if to == Held || from == Held {
-		w.Meters = p.to.heldMeters(p.limited)
+		w.Meters = append(w.Meters, p.to.heldMeters(p.limited)...)
 	}
 	w.Meters = append(w.Meters, spend...)
 	w.Meters = append(w.Meters, e.slotSteps(p.from, p.to)...)

@@ -64,6 +64,8 @@ const (
 	ReasonMarkedFailed Reason = "marked_failed"
 	// ReasonTooManyHolds: the budget's maxHeld is reached (DENY).
 	ReasonTooManyHolds Reason = "too_many_holds"
+	// ReasonTooManyRegistered: the budget's maxRegistered is reached (DENY).
+	ReasonTooManyRegistered Reason = "too_many_registered"
 	// ReasonTooManyInFlight: all slots of the tool are taken (DENY).
 	ReasonTooManyInFlight Reason = "too_many_in_flight"
 	// ReasonScopeInFlight: all slots of a path of the scope are taken (DENY).
@@ -169,6 +171,9 @@ type Policy struct {
 	// MaxHeld and MaxHeldPerCaller limit holds of intents that were never sent; 0: no limit.
 	MaxHeld          int
 	MaxHeldPerCaller int
+	// MaxRegisteredPerCaller limits the intents of one caller that are registered and were never
+	// sent; 0: no limit. No record keeps it.
+	MaxRegisteredPerCaller int
 	// Retry says how often an intent is tried; nil: as the engine's options do.
 	Retry *RetryBudget
 	// MaxInFlight limits the intents of the tool that are in flight, and

@@ -11,6 +11,9 @@
 // eighth of what is left or what falls due within moments, and only one where its last
 // ones were not used. Time is the store's.
 //
+// Registrations have cells of their own, under the same limits: a call of what was registered
+// is not counted twice.
+//
 // What is in such a record matters no more once its time is over: then the sweep deletes it.
 
 package guard
@@ -62,6 +65,11 @@ func rateKey(k Key, caller string) string {
 	return ratePrefix + lengthPrefixed(k.Namespace, k.Tool, caller)
 }
 
+// registrationRateKey is the same for registrations.
+func registrationRateKey(k Key, caller string) string {
+	return ratePrefix + "registrations/" + lengthPrefixed(k.Namespace, k.Tool, caller)
+}
+
 // passage is what became of one call at the limits of its rate.
 type passage struct {
 	// unregistered: the tool takes only registered intents, and this is none.
@@ -78,14 +86,14 @@ type passage struct {
 	}
 }
 
-// askRates takes a cell of each limit, or none.
-func (e *Engine) askRates(ctx context.Context, pass *passage, c Call, p Policy) error {
+// askRates takes a cell of each limit, or none. name names their records.
+func (e *Engine) askRates(ctx context.Context, pass *passage, c Call, p Policy, name func(k Key, caller string) string) error {
 	limits := [...]struct {
 		rate Rate
 		key  string
 	}{
-		{p.RatePerCaller, rateKey(c.Key, c.Caller)},
-		{p.Rate, rateKey(c.Key, "")},
+		{p.RatePerCaller, name(c.Key, c.Caller)},
+		{p.Rate, name(c.Key, "")},
 	}
 	for i, l := range limits {
 		if l.rate.Every <= 0 {

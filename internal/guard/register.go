@@ -10,6 +10,8 @@ package guard
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/holdfast-dev/holdfast/internal/store"
@@ -89,6 +91,34 @@ func (r *record) bindAs(o *record) {
 	})
 }
 
+// registeredRetryAfter is when a registration that found too many others may come again.
+const registeredRetryAfter = time.Minute
+
+const registeredOf = "registered"
+
+func registeredMeter(budget, caller string) string {
+	return lengthPrefixed(registeredOf, budget, caller)
+}
+
+// registeredMeters begins every one of them.
+var registeredMeters = lengthPrefixed(registeredOf)
+
+func isRegistered(e store.MeterEntry) bool { return strings.HasPrefix(e.Meter, registeredMeters) }
+
+// registeredMeter counts the record while it is registered and was not sent, among those of its caller.
+func (r *record) registeredMeter(limited bool) store.MeterEntry {
+	m := store.MeterEntry{Meter: registeredMeter(r.Policy.Budget, r.Caller)}
+	if r.State == Registered {
+		m.Amount, m.Limit = "1", limitText(r.Policy.MaxRegisteredPerCaller, limited)
+	}
+	return m
+}
+
+// tooMany answers a registration that finds as many others of its caller as the budget allows.
+func (e *Engine) tooMany(k Key) Answer {
+	return Answer{Verdict: Deny, Reason: ReasonTooManyRegistered, RetryAfter: registeredRetryAfter, Intent: View{Key: k}}
+}
+
 // unregistered says that the tool takes only registered intents, and this is none.
 func (e *Engine) unregistered(p Policy, cur *record) bool {
 	return p.RegisteredOnly && (cur == nil || cur.Registration == nil) && e.o.mutation != unregisteredPass
@@ -117,6 +147,7 @@ func (e *Engine) Register(ctx context.Context, c Call, g Registration, instead s
 		}
 		cur = r
 	}
+	var pass passage
 	for range maxTries {
 		start := e.o.Clock.Now()
 		now, err := e.now(ctx, start.Boot)
@@ -131,10 +162,17 @@ func (e *Engine) Register(ctx context.Context, c Call, g Registration, instead s
 		}
 		var a Answer
 		var again bool
-		if cur != nil {
+		switch {
+		case cur != nil:
+			e.giveBack(&pass)
 			a, again, err = e.registerKnown(ctx, &cur, c, g, instead, now)
-		} else {
-			a, again, err = e.registerNew(ctx, &cur, c, g, p, now, start)
+		case p.rated() && !pass.asked:
+			if err := e.askRates(ctx, &pass, c, p, registrationRateKey); err != nil {
+				return Answer{}, err
+			}
+			continue // the time that this took counts for nothing
+		default:
+			a, again, err = e.registerNew(ctx, &cur, c, g, p, &pass, now, start)
 		}
 		if !again {
 			return a, err
@@ -227,13 +265,14 @@ func (e *Engine) settledLongAgo(r *record, face string, faceless bool, now time.
 }
 
 // registerNew is the one Reserve of an intent that there is no record of.
-func (e *Engine) registerNew(ctx context.Context, cur **record, c Call, g Registration, p Policy, now time.Time, start Reading) (Answer, bool, error) {
+func (e *Engine) registerNew(ctx context.Context, cur **record, c Call, g Registration, p Policy, pass *passage, now time.Time, start Reading) (Answer, bool, error) {
 	next := e.registered(c, g, p, now)
 	if next.overdue(now) {
+		e.giveBack(pass)
 		return Answer{Verdict: Deny, Reason: ReasonExpired, Intent: View{Key: c.Key}}, false, nil
 	}
-	pass := &passage{}
 	if err := e.askRules(pass, &c, p); err != nil {
+		e.giveBack(pass)
 		return Answer{}, false, err
 	}
 	probes, kinds := next.probes(true)
@@ -243,9 +282,10 @@ func (e *Engine) registerNew(ctx context.Context, cur **record, c Call, g Regist
 	}
 	lost := e.forgot(p, now)
 	uncounted := next.uncounted()
-	asks := lost || uncounted != nil || e.ruled(pass, next)
+	asks := lost || uncounted != nil || pass.refused || e.ruled(pass, next)
 	if asks {
-		w.Meters = append(w.Meters, neverWritten)
+		// It will not be registered, and need not wait for those that are.
+		w.Meters = append(slices.DeleteFunc(w.Meters, isRegistered), neverWritten)
 	}
 	req := store.Reserve{Write: w, Probes: e.mutatedProbes(probes, nil)}
 	res, err := e.repeat(ctx, start.Boot, start.after(e.o.Repeat), func() (store.Result, error) { return e.st.Reserve(ctx, req) })
@@ -273,6 +313,13 @@ func (e *Engine) registerNew(ctx context.Context, cur **record, c Call, g Regist
 	case store.Blocked:
 		return e.blocked(ctx, cur, next, p, res.Result, kinds, lost, pass)
 	case store.OverLimit:
+		if pass.refused {
+			return e.rateLimited(c.Key, nil, pass), false, nil
+		}
+		if res.Meter == registeredMeter(p.Budget, c.Caller) {
+			e.giveBack(pass)
+			return e.tooMany(c.Key), false, nil
+		}
 		return e.overLimit(ctx, cur, next, p, uncounted, lost, res.Result, pass)
 	}
 	return Answer{}, false, fmt.Errorf("%w: a Reserve cannot be %s", ErrInvariant, res.Outcome)

@@ -582,3 +582,101 @@ func TestARegistrationThatIsOverIsNotAttached(t *testing.T) {
 		t.Fatal("it is not attached")
 	}
 }
+
+// However many processes register at once, there are never more of one caller than the budget allows.
+func TestTooManyAreRegistered(t *testing.T) {
+	s := tell(t)
+	p := storyPolicy()
+	p.MaxRegisteredPerCaller = 3
+	register := func(n int) Answer { return s.register(stated(s.order(n)), Registration{}, "", p) }
+	var group sync.WaitGroup
+	allowed := make(chan int, 10)
+	for n := range 10 {
+		e := s.process()
+		group.Go(func() {
+			a, err := s.tryRegister(e, stated(s.order(n)), Registration{}, "", p)
+			switch {
+			case err != nil:
+				t.Error(err)
+			case a.Verdict == Allow:
+				allowed <- n
+			case a.Reason != ReasonTooManyRegistered || a.RetryAfter != registeredRetryAfter || a.Intent.Exists:
+				t.Errorf("%s %s after %s, exists %v", a.Verdict, a.Reason, a.RetryAfter, a.Intent.Exists)
+			}
+		})
+	}
+	group.Wait()
+	close(allowed)
+	var open []int
+	for n := range allowed {
+		open = append(open, n)
+	}
+	if len(open) != 3 {
+		t.Fatalf("%d were registered", len(open))
+	}
+	// What is registered is told, and an exact match is not asked for room.
+	if a := register(open[0]); a.Verdict != Allow {
+		t.Fatalf("%s %s", a.Verdict, a.Reason)
+	}
+	s.want(register(20), Deny, ReasonTooManyRegistered)
+	other := s.order(30)
+	other.Caller += "-2"
+	if a := s.register(stated(other), Registration{}, "", p); a.Verdict != Allow {
+		t.Fatalf("another caller: %s %s", a.Verdict, a.Reason)
+	}
+	// Whatever ends it makes room: a send, a hold, its time.
+	s.settle(s.sendUnder(s.order(open[0]), p), paid("re_1"))
+	s.want(register(21), Allow, "")
+	s.want(register(22), Deny, ReasonTooManyRegistered)
+	s.wantHeld(s.admitUnder(s.order(open[1]), ruledBy(p, Ruling{Hold: holds})), ApprovalRequired)
+	s.want(register(22), Allow, "")
+	s.want(register(23), Deny, ReasonTooManyRegistered)
+	// What a person must decide about is held, and takes no place among the registered.
+	held := s.order(40)
+	s.wantHeld(s.register(stated(held), Registration{}, "", ruledBy(p, Ruling{Hold: holds})), ApprovalRequired)
+	s.pass(storyTTL)
+	s.sweep()
+	for n := 50; n < 53; n++ {
+		s.want(register(n), Allow, "")
+	}
+	s.want(register(53), Deny, ReasonTooManyRegistered)
+}
+
+// Registrations come as often as the tool allows calls, and each is counted where it belongs.
+func TestRegistrationsAreRated(t *testing.T) {
+	for name, rate := range map[string]func(*Policy){
+		"of the tool":   func(p *Policy) { p.Rate = Rate{Every: 10 * time.Second, Burst: 2} },
+		"of the caller": func(p *Policy) { p.RatePerCaller = Rate{Every: 10 * time.Second, Burst: 2} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := tell(t)
+			p := storyPolicy()
+			rate(&p)
+			register := func(n int) Answer { return s.register(stated(s.order(n)), Registration{}, "", p) }
+			for n := range 2 {
+				s.want(register(n), Allow, "")
+			}
+			a := register(2)
+			s.want(a, Deny, ReasonRateLimited)
+			if a.RetryAfter <= 9*time.Second || a.RetryAfter > 10*time.Second {
+				t.Fatalf("it may come again after %s, want 10s", a.RetryAfter)
+			}
+			s.inState(s.order(2), None)
+			// What is known is told, however often it is asked.
+			for range 5 {
+				s.want(register(1), Allow, "")
+			}
+			// Calls have the whole of their own rate.
+			for n := range 2 {
+				s.settle(s.sendUnder(s.order(n).on(fmt.Sprint("s/", n)), p), paid(fmt.Sprint("re_", n)))
+			}
+			s.want(s.admitUnder(s.order(3), p), Deny, ReasonRateLimited)
+			s.pass(10 * time.Second)
+			s.want(register(2), Allow, "")
+			s.want(register(3), Deny, ReasonRateLimited)
+			// The very same call of another intent is told of that one, and takes nothing.
+			again := s.order(0).on("s/0").under("again")
+			s.want(s.register(again, Registration{}, "", p), Replay, "")
+		})
+	}
+}

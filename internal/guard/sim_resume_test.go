@@ -10,7 +10,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"time"
 )
 
@@ -185,12 +184,17 @@ func (w *world) resumeWorldEvent() {
 	}
 }
 
-// judgeKey judges that nothing that may have been paid is sent under a key that the provider has forgotten.
+// judgeKey judges that nothing that may have been paid is sent under a key that the provider has
+// forgotten. Since when it has the key of what a lost memory hides, nobody knows.
 func (w *world) judgeKey(t *Ticket) {
-	d := w.dedup
-	if d == nil || !slices.ContainsFunc(t.rec.Attempts[:t.Attempt-1], func(a attempt) bool {
-		return a.unknown() && !a.Denied && !a.Lost && a.Generation == t.rec.Generation
-	}) {
+	d, unknown := w.dedup, false
+	for _, a := range t.rec.Attempts[:t.Attempt-1] {
+		if a.Lost {
+			return
+		}
+		unknown = unknown || a.unknown() && !a.Denied && a.Generation == t.rec.Generation
+	}
+	if d == nil || !unknown {
 		return
 	}
 	for credential := range d.credential + 1 {

@@ -31,6 +31,7 @@ const (
 	defaultLineage            = v1alpha1.LineageCompare   // IntentBudget spec.overlap.lineage
 	defaultMaxHeld            = 100                       // IntentBudget spec.maxHeld.total
 	defaultMaxHeldPerCaller   = 20                        // IntentBudget spec.maxHeld.perCaller, or total if that is less
+	defaultMaxRegistered      = 1000                      // IntentBudget spec.maxRegistered.perCaller
 	defaultUpstreamTimeout    = 10 * time.Second          // AgentTool spec.upstream.http.timeout
 	defaultTTL                = 48 * time.Hour            // AgentTool spec.idempotency.ttl
 	defaultInFlightMode       = v1alpha1.InFlightWait     // AgentTool spec.idempotency.inFlight.mode
@@ -69,12 +70,13 @@ var (
 )
 
 const (
-	maxHeldLimit      = 10_000
-	maxSuffixes       = 32
-	maxRequestHeaders = 32
-	maxSources        = 8
-	maxPointers       = 64
-	maxURLBytes       = 2048
+	maxHeldLimit       = 10_000
+	maxRegisteredLimit = 100_000
+	maxSuffixes        = 32
+	maxRequestHeaders  = 32
+	maxSources         = 8
+	maxPointers        = 64
+	maxURLBytes        = 2048
 )
 
 var (
@@ -602,6 +604,9 @@ func CheckBudget(budget *v1alpha1.IntentBudget) error {
 			return specError("spec.maxHeld.perCaller", "must not be greater than total")
 		}
 	}
+	if m := budget.Spec.MaxRegistered; m != nil && m.PerCaller != nil && (*m.PerCaller < 1 || *m.PerCaller > maxRegisteredLimit) {
+		return specError("spec.maxRegistered.perCaller", "must be between 1 and %d", maxRegisteredLimit)
+	}
 	if h := budget.Spec.Holds; h != nil {
 		if _, err := duration("spec.holds.expireAfter", &h.ExpireAfter, 0, boundsHolds); err != nil {
 			return err
@@ -641,6 +646,11 @@ func effectiveBudget(budget *v1alpha1.IntentBudget, p guard.Policy) guard.Policy
 	}
 	p.MaxHeld = orPointer(held.Total, defaultMaxHeld)
 	p.MaxHeldPerCaller = orPointer(held.PerCaller, min(defaultMaxHeldPerCaller, p.MaxHeld))
+	registered := v1alpha1.MaxRegisteredSpec{}
+	if budget.Spec.MaxRegistered != nil {
+		registered = *budget.Spec.MaxRegistered
+	}
+	p.MaxRegisteredPerCaller = orPointer(registered.PerCaller, defaultMaxRegistered)
 	return p
 }
 

@@ -41,7 +41,7 @@ func TestEffectiveValues(t *testing.T) {
 				MaxBodyBytes: 1 << 20,
 				Guard: guard.Policy{
 					Budget: "refunds", Window: 72 * time.Hour, TTL: 48 * time.Hour, Timeout: 10 * time.Second,
-					SettleAfter: time.Minute, MaxHeld: 100, MaxHeldPerCaller: 20,
+					SettleAfter: time.Minute, MaxHeld: 100, MaxHeldPerCaller: 20, MaxRegisteredPerCaller: 1000,
 				},
 			},
 		},
@@ -71,6 +71,7 @@ func TestEffectiveValues(t *testing.T) {
 					Lookalike: &v1alpha1.LookalikeSpec{Window: *d(2 * time.Minute)},
 				}
 				b.Spec.MaxHeld = &v1alpha1.MaxHeldSpec{Total: p[int32](7), PerCaller: p[int32](3)}
+				b.Spec.MaxRegistered = &v1alpha1.MaxRegisteredSpec{PerCaller: p[int32](5)}
 			}),
 			want: Tool{
 				Namespace: "support", Name: "issue-refund", Generation: 3, Mutating: true, Store: "payments",
@@ -85,7 +86,7 @@ func TestEffectiveValues(t *testing.T) {
 				MaxBodyBytes: 2 << 10,
 				Guard: guard.Policy{
 					Budget: "refunds", Window: time.Hour, HoldExactMatch: true, IgnoreLineage: true, Lookalike: 2 * time.Minute, TTL: time.Hour, Timeout: 3 * time.Second,
-					SettleAfter: time.Hour, MaxHeld: 7, MaxHeldPerCaller: 3,
+					SettleAfter: time.Hour, MaxHeld: 7, MaxHeldPerCaller: 3, MaxRegisteredPerCaller: 5,
 					MaxInFlight: 10, MaxInFlightPerScope: 1,
 					Rate:          guard.Rate{Every: 142857143, Burst: 5}, // never more often than 7 in a second
 					RatePerCaller: guard.Rate{Every: 600 * time.Millisecond, Burst: 3},
@@ -110,7 +111,7 @@ func TestEffectiveValues(t *testing.T) {
 				MaxBodyBytes: 1 << 20,
 				Guard: guard.Policy{
 					Budget: "refunds", Window: 72 * time.Hour, TTL: 48 * time.Hour, Timeout: 10 * time.Second,
-					SettleAfter: time.Minute, MaxHeld: 100, MaxHeldPerCaller: 20,
+					SettleAfter: time.Minute, MaxHeld: 100, MaxHeldPerCaller: 20, MaxRegisteredPerCaller: 1000,
 					MaxInFlightPerScope: 2, RatePerCaller: guard.Rate{Every: time.Second, Burst: 1},
 				},
 			},
@@ -130,7 +131,7 @@ func TestEffectiveValues(t *testing.T) {
 				MaxBodyBytes: 1 << 20,
 				Guard: guard.Policy{
 					Budget: "refunds", Window: 72 * time.Hour, TTL: 48 * time.Hour, Timeout: 10 * time.Second,
-					SettleAfter: time.Minute, MaxHeld: 7, MaxHeldPerCaller: 7,
+					SettleAfter: time.Minute, MaxHeld: 7, MaxHeldPerCaller: 7, MaxRegisteredPerCaller: 1000,
 				},
 			},
 		},
@@ -396,7 +397,10 @@ func TestAToolWaitsForItsBudget(t *testing.T) {
 		"exactMatch":       {refundBudget(func(b *v1alpha1.IntentBudget) { b.Spec.Overlap = &v1alpha1.OverlapSpec{ExactMatch: "x"} }), ReasonBudgetInvalid, "spec.overlap.exactMatch"},
 		"lineage":          {refundBudget(func(b *v1alpha1.IntentBudget) { b.Spec.Overlap = &v1alpha1.OverlapSpec{Lineage: "x"} }), ReasonBudgetInvalid, "spec.overlap.lineage"},
 		"total":            {refundBudget(func(b *v1alpha1.IntentBudget) { b.Spec.MaxHeld = &v1alpha1.MaxHeldSpec{Total: p[int32](0)} }), ReasonBudgetInvalid, "spec.maxHeld.total"},
-		"perCaller":        {refundBudget(func(b *v1alpha1.IntentBudget) { b.Spec.MaxHeld = &v1alpha1.MaxHeldSpec{PerCaller: p[int32](10001)} }), ReasonBudgetInvalid, "spec.maxHeld.perCaller"},
+		"maxRegistered": {refundBudget(func(b *v1alpha1.IntentBudget) {
+			b.Spec.MaxRegistered = &v1alpha1.MaxRegisteredSpec{PerCaller: p[int32](100_001)}
+		}), ReasonBudgetInvalid, "spec.maxRegistered.perCaller"},
+		"perCaller": {refundBudget(func(b *v1alpha1.IntentBudget) { b.Spec.MaxHeld = &v1alpha1.MaxHeldSpec{PerCaller: p[int32](10001)} }), ReasonBudgetInvalid, "spec.maxHeld.perCaller"},
 		"perCaller and total": {refundBudget(func(b *v1alpha1.IntentBudget) {
 			b.Spec.MaxHeld = &v1alpha1.MaxHeldSpec{Total: p[int32](2), PerCaller: p[int32](3)}
 		}), ReasonBudgetInvalid, "spec.maxHeld.perCaller"},

@@ -101,6 +101,9 @@ func TestWhoRegisters(t *testing.T) {
 			check(t, as(tc.user).Create(t.Context(), validIntent("who"), client.DryRunAll), tc.want)
 		})
 	}
+	// What the operator tries is refused to it as to anybody: so it finds out that the policy is in force.
+	probe := validIntent("holdfast-admission-probe")
+	check(t, as(operator).Create(t.Context(), probe, client.DryRunAll), `user "`+operator+`" may not register an intent for "system:serviceaccount:support:agent"`)
 	// For itself it must be allowed to invoke that tool. Of others' callers the operator asks it.
 	const mayNot = `may not invoke the tool "issue-refund", so it registers no intent for it: that takes the verb invoke on agenttools in namespace "support", such as a RoleBinding to the ClusterRole holdfast-agent gives`
 	check(t, as(mallory).Create(t.Context(), own(mallory), client.DryRunAll), `user "`+mallory+`" `+mayNot)

@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
@@ -93,6 +94,7 @@ var _ = Describe("Many intents", Label("drill"), func() {
 		w := newWorld(ctx, func(budget *v1alpha1.IntentBudget, tool *v1alpha1.AgentTool) {
 			n := int32(min(heldOnes+10, 10_000))
 			budget.Spec.MaxHeld = &v1alpha1.MaxHeldSpec{Total: &n, PerCaller: &n}
+			budget.Spec.MaxRegistered = &v1alpha1.MaxRegisteredSpec{PerCaller: ptr.To(int32(min(intents, 100_000)))}
 			tool.Spec.Idempotency.TTL = &metav1.Duration{Duration: 48 * time.Hour}
 		})
 		before := etcdMiB(ctx)

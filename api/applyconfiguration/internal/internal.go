@@ -556,6 +556,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: maxHeld
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.MaxHeldSpec
+    - name: maxRegistered
+      type:
+        namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.MaxRegisteredSpec
     - name: overlap
       type:
         namedType: com.github.holdfast-dev.holdfast.api.v1alpha1.OverlapSpec
@@ -628,6 +631,12 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: numeric
     - name: total
+      type:
+        scalar: numeric
+- name: com.github.holdfast-dev.holdfast.api.v1alpha1.MaxRegisteredSpec
+  map:
+    fields:
+    - name: perCaller
       type:
         scalar: numeric
 - name: com.github.holdfast-dev.holdfast.api.v1alpha1.Money

@@ -17,6 +17,9 @@ type IntentBudgetSpecApplyConfiguration struct {
 	// maxHeld bounds the intents that are held and were never sent; beyond it calls are denied with reason too_many_holds.
 	// When absent, each of its fields has its effective value.
 	MaxHeld *MaxHeldSpecApplyConfiguration `json:"maxHeld,omitempty"`
+	// maxRegistered bounds the intents that are registered and were never sent; beyond it registrations are denied with reason
+	// too_many_registered. When absent, its field has its effective value.
+	MaxRegistered *MaxRegisteredSpecApplyConfiguration `json:"maxRegistered,omitempty"`
 	// holds says for how long holds wait for a person. When absent, for as long as it takes.
 	Holds *HoldsSpecApplyConfiguration `json:"holds,omitempty"`
 }
@@ -61,6 +64,14 @@ func (b *IntentBudgetSpecApplyConfiguration) WithSpend(values ...*SpendLimitAppl
 // If called multiple times, the MaxHeld field is set to the value of the last call.
 func (b *IntentBudgetSpecApplyConfiguration) WithMaxHeld(value *MaxHeldSpecApplyConfiguration) *IntentBudgetSpecApplyConfiguration {
 	b.MaxHeld = value
+	return b
+}
+
+// WithMaxRegistered sets the MaxRegistered field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the MaxRegistered field is set to the value of the last call.
+func (b *IntentBudgetSpecApplyConfiguration) WithMaxRegistered(value *MaxRegisteredSpecApplyConfiguration) *IntentBudgetSpecApplyConfiguration {
+	b.MaxRegistered = value
 	return b
 }
 
