@@ -289,7 +289,7 @@ func TestARegisteredIntentTellsOfAMemory(t *testing.T) {
 	w.create(w.store("payments"), w.store("elsewhere"))
 	p = start(t, dir)
 	message := w.condition(&v1alpha1.IdempotencyStore{}, "payments", v1alpha1.ConditionEpochAccepted, metav1.ConditionFalse, reasonMemoryLost)
-	contains(t, message, "epoch "+unknownEpoch, "spec.acceptEpoch")
+	contains(t, message, `set spec.acceptEpoch to "unknown"`)
 	// The tool's records were never in the other one.
 	w.condition(&v1alpha1.IdempotencyStore{}, "elsewhere", v1alpha1.ConditionReady, metav1.ConditionTrue, reasonServing)
 	if _, err := w.try(p, "refund", "one", "1", "10"); !errors.Is(err, store.ErrMemoryLost) {

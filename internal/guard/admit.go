@@ -60,12 +60,8 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 	retryAsked := false
 	for range maxTries {
 		// The clock that ends the send starts before the Reserve.
-		start := e.o.Clock.Now()
-		now, err := e.now(ctx, start.Boot)
+		start, now, err := e.started(ctx)
 		if err != nil {
-			return Answer{}, err
-		}
-		if err := e.jumped(); err != nil {
 			return Answer{}, err
 		}
 		if cur != nil {

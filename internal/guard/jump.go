@@ -168,6 +168,16 @@ func (e *Engine) noEarlier(now time.Time) time.Time {
 	return now
 }
 
+// started gives the own clock and then the store's, which must be one that can be believed: what
+// is written next begins by them.
+func (e *Engine) started(ctx context.Context) (start Reading, now time.Time, err error) {
+	start = e.o.Clock.Now()
+	if now, err = e.now(ctx, start.Boot); err == nil {
+		err = e.jumped()
+	}
+	return start, now, err
+}
+
 // list asks for a page.
 func (e *Engine) list(ctx context.Context, l store.List) (store.Page, error) {
 	q := e.ask(e.o.Clock.Now().Boot)

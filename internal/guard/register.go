@@ -149,12 +149,8 @@ func (e *Engine) Register(ctx context.Context, c Call, g Registration, instead s
 	}
 	var pass passage
 	for range maxTries {
-		start := e.o.Clock.Now()
-		now, err := e.now(ctx, start.Boot)
+		start, now, err := e.started(ctx)
 		if err != nil {
-			return Answer{}, err
-		}
-		if err := e.jumped(); err != nil {
 			return Answer{}, err
 		}
 		if cur, err = e.advance(ctx, cur, now); err != nil {

@@ -377,12 +377,8 @@ func (e *Engine) BeginResume(ctx context.Context, m *Resumption, window time.Dur
 	}
 	defer e.leave()
 	// The clock that ends the send starts before the Reserve.
-	start := e.o.Clock.Now()
-	now, err := e.now(ctx, start.Boot)
+	start, now, err := e.started(ctx)
 	if err != nil {
-		return nil, err
-	}
-	if err := e.jumped(); err != nil {
 		return nil, err
 	}
 	r := m.rec

@@ -289,13 +289,8 @@ func (c *Client) recover(ctx context.Context, key string, left int, do func(cont
 // Forget takes an intent out of the outbox without going on with it. One whose function
 // may have run is not forgotten: it must be settled first (but see ForgetUnsettled).
 func (c *Client) Forget(ctx context.Context, tool, id string) error {
-	key := outboxKey(c.o.Namespace, tool, id)
-	end, err := c.enter(ctx, key)
-	if err != nil {
-		return err
-	}
+	e, end, err := c.written(ctx, tool, id)
 	defer end()
-	e, err := c.outbox.get(key)
 	switch {
 	case err != nil || e == nil:
 		return err
@@ -304,7 +299,7 @@ func (c *Client) Forget(ctx context.Context, tool, id string) error {
 	case e.Step != stepWritten:
 		return fmt.Errorf("intent %s of %s has run, and what came of it is not settled: call Do or Recover first", id, tool)
 	}
-	return c.outbox.remove(key)
+	return c.outbox.remove(outboxKey(c.o.Namespace, tool, id))
 }
 
 // ForgetUnsettled takes an intent out of the outbox whose function has run, and whose
@@ -313,13 +308,8 @@ func (c *Client) Forget(ctx context.Context, tool, id string) error {
 // of it. What is known stays in the file as evidence, and the same ID is not run again by
 // this outbox (ErrForgotten).
 func (c *Client) ForgetUnsettled(ctx context.Context, tool, id, answered string) error {
-	key := outboxKey(c.o.Namespace, tool, id)
-	end, err := c.enter(ctx, key)
-	if err != nil {
-		return err
-	}
+	e, end, err := c.written(ctx, tool, id)
 	defer end()
-	e, err := c.outbox.get(key)
 	switch {
 	case err != nil:
 		return err
@@ -331,6 +321,17 @@ func (c *Client) ForgetUnsettled(ctx context.Context, tool, id, answered string)
 		return fmt.Errorf("what Holdfast says of intent %s of %s is %q, and not what was given here", id, tool, e.Answered)
 	}
 	return c.outbox.forget(e)
+}
+
+// written is what the outbox has of an intent, of which no other call is in progress until end
+// is called; nil: nothing.
+func (c *Client) written(ctx context.Context, tool, id string) (e *entry, end func(), err error) {
+	key := outboxKey(c.o.Namespace, tool, id)
+	if end, err = c.enter(ctx, key); err != nil {
+		return nil, func() {}, err
+	}
+	e, err = c.outbox.get(key)
+	return e, end, err
 }
 
 // enter waits until no other call of this intent is in progress here.
