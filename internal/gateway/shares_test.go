@@ -62,6 +62,22 @@ func (j *jobs) letGo(id string) {
 	close(j.goOn[id])
 }
 
+// end has nothing more begin. What it gives is closed once all that was begun has ended.
+func (j *jobs) end() <-chan struct{} {
+	j.t.Helper()
+	ended := make(chan struct{})
+	go func() {
+		j.s.end()
+		close(ended)
+	}()
+	eventually(j.t, "no more is taken", func() bool {
+		j.s.mu.Lock()
+		defer j.s.mu.Unlock()
+		return j.s.ended
+	})
+	return ended
+}
+
 // A namespace whose provider hangs leaves places to the others, and they are served in turn.
 func TestNamespacesShareThePlaces(t *testing.T) {
 	j := newJobs(t, 8)
@@ -97,16 +113,7 @@ func TestNamespacesShareThePlaces(t *testing.T) {
 		t.Errorf("%d of b wait", waiting)
 	}
 	// At the end nothing more begins, and what was begun is waited for.
-	ended := make(chan struct{})
-	go func() {
-		j.s.end()
-		close(ended)
-	}()
-	eventually(t, "no more is taken", func() bool {
-		j.s.mu.Lock()
-		defer j.s.mu.Unlock()
-		return j.s.ended
-	})
+	ended := j.end()
 	j.mu.Lock()
 	doing := append([]string(nil), j.doing...)
 	j.mu.Unlock()
@@ -128,11 +135,16 @@ func TestWhatWaitsForAPlaceIsBounded(t *testing.T) {
 		j.add("a", n)
 	}
 	j.wait(1)
-	if n := len(j.s.waiting["a"]); n != maxQueued {
+	j.s.mu.Lock()
+	n := len(j.s.waiting["a"])
+	j.s.mu.Unlock()
+	if n != maxQueued {
 		t.Errorf("%d wait", n)
 	}
 	j.letGo("a-0")
 	j.wait(2)
-	go j.letGo("a-1")
-	j.s.end()
+	ended := j.end()
+	j.letGo("a-1")
+	<-ended
+	j.wait(2)
 }
