@@ -110,6 +110,7 @@ func (p *Policy) fields(c *coder) {
 	c.yes(50, &p.RegisteredOnly)
 	integer(c, 60, &p.RenewFor)
 	integer(c, 70, &p.HoldFor)
+	integer(c, 71, &p.MaxRegisteredPerCaller)
 }
 
 func (g *Registration) fields(c *coder) {

@@ -172,7 +172,7 @@ type Policy struct {
 	MaxHeld          int
 	MaxHeldPerCaller int
 	// MaxRegisteredPerCaller limits the intents of one caller that are registered and were never
-	// sent; 0: no limit. No record keeps it.
+	// sent; 0: no limit.
 	MaxRegisteredPerCaller int
 	// Retry says how often an intent is tried; nil: as the engine's options do.
 	Retry *RetryBudget

@@ -210,6 +210,9 @@ func (e *Engine) forgottenUnused(r *record, now time.Time) *pending {
 		return nil
 	}
 	p := &pending{from: r, to: r.clone(), on: onUnused, now: now, nonce: e.o.Nonce()}
+	if r.State == Retryable {
+		p.on = onDeadline
+	}
 	p.to.hold(r.heldForKey(why), p.nonce, now)
 	return p
 }

@@ -96,7 +96,6 @@ var life = []step{
 	{Retryable, onRegister, []State{Retryable}},
 	{Retryable, onBlocked, []State{Held}},
 	{Retryable, onDeadline, []State{Failed, Held}},
-	{Retryable, onUnused, []State{Held}}, // what was released may have been paid, and would be sent as another payment
 	{Retryable, onLost, []State{Held}},
 	{Retryable, onLateSuccess, []State{Succeeded}},
 	{Retryable, onLateEvidence, []State{Retryable, Held}}, // held: it may be paid yet
