@@ -3,8 +3,9 @@
 #
 #   hack/install.sh render    prints all of it
 #   hack/install.sh deploy    applies it, the kinds first, and waits until it serves
-#   hack/install.sh undeploy  takes away what runs, its roles and its policies; the kinds, all objects of them and the
-#                             namespace with what Holdfast remembers stay. With ALL=1 nothing stays.
+#   hack/install.sh undeploy  takes away what runs, and its roles; the kinds, all objects of them, the admission policies
+#                             that guard them and the namespace with what Holdfast remembers stay. With ALL=1 nothing
+#                             stays.
 #
 # IMG is the image; KUBECTL the program, which is built from its module where there is none.
 set -euo pipefail
@@ -21,34 +22,48 @@ render() {
 		echo "install: IMG=$want is not the name of an image" >&2
 		return 1
 	fi
-	"$kubectl" kustomize config/default | sed "s|image: $image\$|image: $want|"
+	local all
+	all=$("$kubectl" kustomize config/default)
+	if ! grep -q "image: $image\$" <<<"$all"; then
+		echo "install: config/default does not have the image $image, which IMG replaces: set it there by IMG alone" >&2
+		return 1
+	fi
+	sed "s|image: $image\$|image: $want|" <<<"$all"
 }
 
-# Those of the objects whose kind is, or is not, one that holds what must not be lost.
-lasting() {
-	awk -v keep="$1" 'BEGIN { RS = "---\n"; ORS = "---\n" }
-		{ lasts = /(^|\n)kind: (CustomResourceDefinition|Namespace)\n/; if (lasts == keep) print }'
+# Those of the objects that are, or are not, of the kinds of the regular expression $2.
+of() {
+	awk -v keep="$1" -v kinds="(^|\n)kind: ($2)\n" 'BEGIN { RS = "---\n"; ORS = "---\n" }
+		{ if (($0 ~ kinds) == keep) print }'
 }
+
+# What holds what must not be lost.
+lasting='CustomResourceDefinition|Namespace'
+# What guards it. It needs nothing that runs: without it, whoever may patch a hold could write a decision that is taken
+# once Holdfast is back.
+guarding='ValidatingAdmissionPolicy|ValidatingAdmissionPolicyBinding|MutatingAdmissionPolicy|MutatingAdmissionPolicyBinding'
 
 apply() { "$kubectl" apply --server-side --force-conflicts --validate=strict -f -; }
 
 case ${1:-} in
 render) render ;;
 # What undeploy takes away.
-passing) render | lasting 0 ;;
+passing) render | of 0 "$lasting|$guarding" ;;
 deploy)
 	all=$(render)
-	lasting 1 <<<"$all" | apply
+	of 1 "$lasting" <<<"$all" | apply
 	"$kubectl" kustomize config/crd | "$kubectl" wait --for=condition=Established --timeout=60s -f -
 	apply <<<"$all"
 	namespace=$(sed -n 's/^namespace: //p' config/default/kustomization.yaml)
 	"$kubectl" --namespace "$namespace" rollout status --timeout=5m deployment --selector app.kubernetes.io/name=holdfast
 	;;
 undeploy)
+	# First what runs: its end takes as long as its longest call, for which it needs its rights.
+	render | of 1 Deployment | "$kubectl" delete --ignore-not-found --cascade=foreground --timeout=7m -f -
 	if [[ ${ALL:-} == 1 ]]; then
 		render | "$kubectl" delete --ignore-not-found -f -
 	else
-		render | lasting 0 | "$kubectl" delete --ignore-not-found -f -
+		render | of 0 "$lasting|$guarding" | "$kubectl" delete --ignore-not-found -f -
 	fi
 	;;
 *)
