@@ -6,7 +6,10 @@
 // What must hold: a certificate that somebody else has put there is left as it is, also if
 // it has replaced one that was made here. A new certificate is shown only once the ConfigMap
 // has what it is verified by; an authority that is renewed keeps its key, so that who knows
-// the one before goes on trusting. The authority can sign for the gateways' names alone.
+// the one before goes on trusting. The authority can sign for the gateways' names alone, and
+// a certificate with one name that it may not sign for is refused under all of its names: so
+// one that is shown gets no further name by itself, but only when it is made anew because
+// somebody has deleted it, who has told the agents of the wider authority before.
 
 package controller
 
@@ -52,8 +55,8 @@ const (
 	// AuthorityKey is the ConfigMap's entry.
 	AuthorityKey = "ca.crt"
 
-	// madeAnnotation has the digest of the certificate that was made here: another
-	// certificate beside it is somebody else's.
+	// madeAnnotation has the digest of the certificate that was made here, in both Secrets:
+	// another certificate beside it is somebody else's.
 	madeAnnotation = v1alpha1.GroupName + "/made"
 
 	ownerCertificate = "holdfast-gateway-certificate"
@@ -71,8 +74,9 @@ const (
 // Certificate makes the certificate and keeps it valid.
 type Certificate struct {
 	namespace string
-	// dns and ips are what it is for.
+	// dns and ips are what it is for; the first of dns, as many as own, are the Service's names.
 	dns  []string
+	own  int
 	ips  []net.IP
 	live client.Client
 	now  func() time.Time
@@ -84,7 +88,9 @@ func NewCertificate(namespace, service string, more []string, live client.Client
 	for _, suffix := range []string{"", "." + namespace, "." + namespace + ".svc", "." + namespace + ".svc.cluster.local"} {
 		c.dns = append(c.dns, service+suffix)
 	}
+	c.own = len(c.dns)
 	for _, name := range more {
+		name = strings.TrimSpace(name)
 		if ip := net.ParseIP(name); ip != nil {
 			c.ips = append(c.ips, ip)
 		} else {
@@ -146,8 +152,14 @@ func (c *Certificate) ensure(ctx context.Context) error {
 	if err := c.publish(ctx, authority); err != nil {
 		return err
 	}
-	if found && c.good(&shown, authority) {
-		return nil
+	dns, ips := c.dns, c.ips
+	if found {
+		// What cannot be read is for the Service's names.
+		now, _ := readPair(&shown)
+		dns, ips = c.narrowed(now.certificate)
+		if c.good(now.certificate, authority, dns, ips) {
+			return nil
+		}
 	}
 	key, err := newKey()
 	if err != nil {
@@ -157,7 +169,7 @@ func (c *Certificate) ensure(ctx context.Context) error {
 		Subject:  pkix.Name{CommonName: c.dns[0]},
 		NotAfter: c.now().Add(certificateLife),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		DNSNames: c.dns, IPAddresses: c.ips, BasicConstraintsValid: true,
+		DNSNames: dns, IPAddresses: ips, BasicConstraintsValid: true,
 	}, key, authority)
 	if err != nil {
 		return err
@@ -181,11 +193,30 @@ func madeHere(s *corev1.Secret) bool {
 	return s.Annotations[madeAnnotation] != "" && s.Annotations[madeAnnotation] == digestOf(s.Data[corev1.TLSCertKey])
 }
 
+// narrowed are the Service's names, and of the further ones those that a certificate has already: who trusts an earlier
+// authority goes on doing so.
+func (c *Certificate) narrowed(now *x509.Certificate) (dns []string, ips []net.IP) {
+	dns = slices.Clone(c.dns[:c.own])
+	if now == nil {
+		return dns, nil
+	}
+	for _, name := range c.dns[c.own:] {
+		if slices.Contains(now.DNSNames, name) {
+			dns = append(dns, name)
+		}
+	}
+	for _, ip := range c.ips {
+		if slices.ContainsFunc(now.IPAddresses, ip.Equal) {
+			ips = append(ips, ip)
+		}
+	}
+	return dns, ips
+}
+
 // good says whether the certificate that is shown can stay.
-func (c *Certificate) good(s *corev1.Secret, authority pair) bool {
-	p, err := readPair(s)
-	return err == nil && p.certificate.CheckSignatureFrom(authority.certificate) == nil && c.lasts(p.certificate, certificateRenew) &&
-		slices.Equal(p.certificate.DNSNames, c.dns) && slices.EqualFunc(p.certificate.IPAddresses, c.ips, net.IP.Equal)
+func (c *Certificate) good(now *x509.Certificate, authority pair, dns []string, ips []net.IP) bool {
+	return now != nil && now.CheckSignatureFrom(authority.certificate) == nil && c.lasts(now, certificateRenew) &&
+		slices.Equal(now.DNSNames, dns) && slices.EqualFunc(now.IPAddresses, ips, net.IP.Equal)
 }
 
 // lasts says that a certificate is valid, and not yet to be renewed. One of later was made by a clock that was wrong.
@@ -207,6 +238,10 @@ func (c *Certificate) authority(ctx context.Context) (pair, error) {
 		if err != nil {
 			return pair{}, fmt.Errorf("the Secret %s/%s cannot be used; mend it, or delete it, and agents must learn to trust another authority: %w", c.namespace, AuthorityName, err)
 		}
+		if !madeHere(&s) {
+			return pair{}, fmt.Errorf("the Secret %s/%s is not what was written here: if the authority is your own, write a certificate that it has signed into %s, and delete this Secret",
+				c.namespace, AuthorityName, CertificateName)
+		}
 		if c.lasts(p.certificate, authorityRenew) && c.constrained(p.certificate) {
 			return p, nil
 		}
@@ -218,7 +253,7 @@ func (c *Certificate) authority(ctx context.Context) (pair, error) {
 		// The name never changes, so that a renewed one is the issuer of what the one before has signed.
 		Subject:  pkix.Name{CommonName: "holdfast-gateway-ca"},
 		NotAfter: c.now().Add(authorityLife),
-		KeyUsage: x509.KeyUsageCertSign, IsCA: true, MaxPathLenZero: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, IsCA: true, MaxPathLenZero: true, BasicConstraintsValid: true,
 		PermittedDNSDomainsCritical: true,
 	}
 	template.PermittedDNSDomains, template.PermittedIPRanges, template.ExcludedIPRanges = c.constraints()
@@ -231,6 +266,7 @@ func (c *Certificate) authority(ctx context.Context) (pair, error) {
 		return pair{}, err
 	}
 	c.mark(&s.ObjectMeta, AuthorityName)
+	s.Annotations[madeAnnotation] = digestOf(s.Data[corev1.TLSCertKey])
 	if !found {
 		s.Type = corev1.SecretTypeTLS
 	}

@@ -127,12 +127,44 @@ func TestTheGatewaysCertificate(t *testing.T) {
 		t.Errorf("the ConfigMap has %d certificates after the first one has ended", n)
 	}
 
-	// Further names take a certificate for them; the key stays.
-	c = of("pay.example.com", "192.0.2.7")
+	// Further names widen the authority and leave what is shown, which everybody goes on trusting, also once it is renewed.
+	before := renewed
+	c = of("pay.example.com", " 192.0.2.7")
 	must(t, c.ensure(ctx))
-	_, leaf5, renewed := shownCertificate(t)
-	must(t, verified(leaf5, renewed, "pay.example.com"))
-	must(t, verified(leaf5, renewed, "192.0.2.7"))
+	same, _, widened := shownCertificate(t)
+	must(t, verified(leaf4, widened, "holdfast-gateway"))
+	now = leaf4.NotAfter.Add(-certificateRenew + time.Minute)
+	must(t, c.ensure(ctx))
+	again, leaf5, _ := shownCertificate(t)
+	if again.ResourceVersion == same.ResourceVersion {
+		t.Error("it was not renewed")
+	}
+	must(t, verified(leaf5, before, "holdfast-gateway"))
+	must(t, verified(leaf5, widened, "holdfast-gateway"))
+	if err := verified(leaf5, widened, "pay.example.com"); err == nil {
+		t.Error("it has a further name, of which agents were not told")
+	}
+	// Once somebody has told them and deleted it, it has them; and it keeps them, and loses what is taken back.
+	must(t, admin.Delete(ctx, again))
+	must(t, c.ensure(ctx))
+	_, leaf5, _ = shownCertificate(t)
+	for _, name := range []string{"holdfast-gateway", "pay.example.com", "192.0.2.7"} {
+		must(t, verified(leaf5, widened, name))
+	}
+	now = leaf5.NotAfter.Add(-certificateRenew + time.Minute)
+	must(t, c.ensure(ctx))
+	_, leaf5, _ = shownCertificate(t)
+	must(t, verified(leaf5, widened, "pay.example.com"))
+	c = of("192.0.2.7")
+	must(t, c.ensure(ctx))
+	_, leaf5, narrowed := shownCertificate(t)
+	for _, pool := range []*x509.CertPool{widened, narrowed} {
+		must(t, verified(leaf5, pool, "192.0.2.7"))
+		if err := verified(leaf5, pool, "pay.example.com"); err == nil {
+			t.Error("it keeps a name that was taken back")
+		}
+	}
+	c = of("pay.example.com", "192.0.2.7")
 
 	// An authority that was stolen is deleted: nobody trusts it any more.
 	must(t, admin.Delete(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: operatorNamespace, Name: AuthorityName}}))
@@ -151,6 +183,14 @@ func TestTheGatewaysCertificate(t *testing.T) {
 	must(t, admin.Update(ctx, &broken))
 	if err := c.ensure(ctx); err == nil || !strings.Contains(err.Error(), "the key is not that of the certificate") || !strings.Contains(err.Error(), AuthorityName) {
 		t.Errorf("an authority with another key: %v", err)
+	}
+	// Nor is somebody else's own.
+	theirCA, theirKey, err := cert.GenerateSelfSignedCertKey("authority.example.com", nil, nil)
+	must(t, err)
+	broken.Data = map[string][]byte{corev1.TLSCertKey: theirCA, corev1.TLSPrivateKeyKey: theirKey}
+	must(t, admin.Update(ctx, &broken))
+	if err := c.ensure(ctx); err == nil || !strings.Contains(err.Error(), "not what was written here") {
+		t.Errorf("somebody else's authority: %v", err)
 	}
 	good.ResourceVersion = ""
 	must(t, admin.Update(ctx, good))
