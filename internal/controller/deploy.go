@@ -261,6 +261,11 @@ func (d *Deployer) apply(ctx context.Context, s *v1alpha1.IdempotencyStore, cred
 		return Deployed{}, stop(reasonRefused, "The spec cannot be deployed: %v", err)
 	}
 	// The policy before the server, and what the server reads before the server.
+	if credentials.Derive() {
+		if err := d.writeSecret(ctx, credentials); err != nil {
+			return Deployed{}, err
+		}
+	}
 	_, err = applyChild(ctx, d, s, d.live, &corev1.ConfigMap{}, objects.ConfigMap, corev1ac.ExtractConfigMap)
 	if err == nil {
 		_, err = applyChild(ctx, d, s, d.cached, &networkingv1.NetworkPolicy{}, objects.NetworkPolicy, networkingv1ac.ExtractNetworkPolicy)

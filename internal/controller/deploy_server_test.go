@@ -400,6 +400,13 @@ func TestRenderedServer(t *testing.T) {
 			t.Error("any password is accepted")
 		}
 
+		// A record with what goes with it, as every step of a payment writes it.
+		wrote, err := st.Update(w.ctx, store.Write{Epoch: "e", Key: "paid", Nonce: "n", Record: &store.Record{Header: []byte("h"), Body: []byte("b")},
+			Marks: []store.Mark{{String: "m"}}, Meters: []store.MeterEntry{{Meter: "spent", Amount: "5"}}})
+		if must(t, err); wrote.Outcome != store.Written {
+			t.Fatalf("a record was not written: %+v", wrote)
+		}
+
 		// A server that says nothing is neither.
 		must(t, syscall.Kill(-n.cmd.Process.Pid, syscall.SIGSTOP))
 		for _, what := range []string{"alive", "ready"} {
@@ -419,7 +426,19 @@ func TestRenderedServer(t *testing.T) {
 		n.start()
 		w.kubelet(s, "two")
 		w.applied(d, s, reasonRunning)
-		n.use(n.open())
+		again := n.open()
+		is, err := again.Standing(w.ctx)
+		if must(t, err); is.Epoch != "e" || is.KeyDomain != "d" {
+			t.Errorf("after its restart the server knows of %+v, and it was told of epoch e and key domain d", is)
+		}
+		rec, _, err := again.Get(w.ctx, "paid")
+		if must(t, err); rec == nil || string(rec.Body) != "b" {
+			t.Errorf("after its restart the server has %+v of a record that it has acknowledged", rec)
+		}
+		if spent, err := again.Meter(w.ctx, "spent"); err != nil || spent != "5" {
+			t.Errorf("after its restart the server has %q of a meter of 5: %v", spent, err)
+		}
+		n.use(again)
 	})
 }
 

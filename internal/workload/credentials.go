@@ -169,8 +169,9 @@ func (c Credentials) dsn() string {
 // usersACL is what a Redis reads at its start.
 func (c Credentials) usersACL() string {
 	var b strings.Builder
-	// It must be there, and nobody is it.
-	b.WriteString("user default off resetpass resetkeys resetchannels -@all\n")
+	// Nobody is it: it is off, and has no password. But the server itself is it while it reads its log at the start,
+	// and leaves out of a transaction what this user may not do: of all records nothing would be left.
+	fmt.Fprintf(&b, "user default off resetpass %s\n", logRights)
 	fmt.Fprintf(&b, "user %s on %s %s\n", StoreUser, strings.Join(c.AcceptedHashes(), " "), storeRights)
 	fmt.Fprintf(&b, "user %s on #%s %s\n", redisAdmin, hash(c.text(KeyAdminPassword)), adminRights)
 	fmt.Fprintf(&b, "user %s on #%s %s\n", redisProbeUser, hash(c.text(KeyProbePassword)), probeRights)

@@ -43,6 +43,8 @@ const (
 	storeRights = "~* resetchannels +@all -@dangerous +info +role +config|get"
 	adminRights = "resetkeys resetchannels -@all +auth +hello +ping +acl|setuser"
 	probeRights = "resetkeys resetchannels -@all +auth +hello +ping +info"
+	// logRights are those of the user default, as whom nobody connects.
+	logRights = "~* &* +@all"
 )
 
 // rewriteMinSize is read again in a few seconds.
@@ -69,6 +71,7 @@ func redisConf(deploy *v1alpha1.RedisDeployment, maxmemory int64) string {
 	line(`save ""`)
 	line("# The users, with hashes for passwords. What each may do is here too, because the file is read at the start alone:")
 	line("# other rights are another content, and have the pod begin anew; another password is told to the server as it runs.")
+	line("#   default, which is off: %s", logRights)
 	line("#   %s: %s", StoreUser, storeRights)
 	line("#   %s: %s", redisAdmin, adminRights)
 	line("#   %s: %s", redisProbeUser, probeRights)
