@@ -11,8 +11,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -94,6 +96,9 @@ var metadata = map[netip.Addr]bool{
 	netip.MustParseAddr("168.63.129.16"):   true,
 	netip.MustParseAddr("192.0.0.192"):     true,
 }
+
+// MetadataServices are the addresses of all that a gateway takes for one.
+func MetadataServices() []netip.Addr { return slices.Collect(maps.Keys(metadata)) }
 
 var (
 	thisNetwork = netip.MustParsePrefix("0.0.0.0/8")

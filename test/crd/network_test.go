@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	gateways "github.com/holdfast-dev/holdfast/internal/gateway"
 	"github.com/holdfast-dev/holdfast/internal/workload"
 )
 
@@ -160,6 +161,7 @@ func TestWhoReachesWhom(t *testing.T) {
 		metadata = end{address: "169.254.169.254"}
 		link6    = end{address: "fe80::1"}
 		api      = end{address: "10.0.0.5"}
+		nodeDNS  = end{address: "169.254.20.10"}
 	)
 	const tcp, udp = corev1.ProtocolTCP, corev1.ProtocolUDP
 	for _, tc := range []struct {
@@ -193,7 +195,9 @@ func TestWhoReachesWhom(t *testing.T) {
 		{"the gateway calls a provider outside", gateway, outside, tcp, 443, true},
 		{"the gateway calls a provider outside at another port", gateway, outside6, tcp, 8443, true},
 		{"the gateway looks up a name", gateway, dns, udp, 53, true},
+		{"the gateway looks up a name at its node", gateway, nodeDNS, udp, 53, true},
 		{"the gateway calls the API server", gateway, api, tcp, 6443, true},
+		{"the gateway calls an API server outside", gateway, outside6, tcp, 443, true},
 		{"the gateway asks a metadata service", gateway, metadata, tcp, 80, false},
 		{"the gateway asks a neighbor of its node", gateway, link6, tcp, 80, false},
 		{"the gateway calls its Redis", gateway, redis, tcp, 6379, true},
@@ -204,7 +208,11 @@ func TestWhoReachesWhom(t *testing.T) {
 		{"the controllers call a Redis", controllers, redis, tcp, 6379, true},
 		{"the controllers call a PostgreSQL", controllers, postgres, tcp, 5432, true},
 		{"the controllers call a PostgreSQL outside", controllers, outside, tcp, 5432, true},
+		{"the controllers look up a name at their node", controllers, nodeDNS, udp, 53, true},
 		{"the controllers call the API server", controllers, api, tcp, 6443, true},
+		{"the controllers call an API server outside", controllers, outside, tcp, 443, true},
+		{"the controllers call an API server outside, by IPv6", controllers, outside6, tcp, 443, true},
+		{"the controllers ask a neighbor of their node", controllers, link6, tcp, 443, false},
 		{"the controllers call a provider", controllers, provider, tcp, 8080, false},
 		{"the controllers ask a metadata service", controllers, metadata, tcp, 80, false},
 
@@ -224,6 +232,21 @@ func TestWhoReachesWhom(t *testing.T) {
 	} {
 		if got := n.allows(tc.from, tc.to, tc.protocol, tc.port); got != tc.allowed {
 			t.Errorf("%s: allowed is %t", tc.what, got)
+		}
+	}
+	// Metadata services, whatever they listen at: a DNS, or an API server, is at two ports that none of them has.
+	services := gateways.MetadataServices()
+	if len(services) < 5 {
+		t.Errorf("only %d metadata services are known", len(services))
+	}
+	for _, address := range services {
+		for _, port := range []int32{80, 443, 988, 8080, 8443, 32526} {
+			if n.allows(gateway, end{address: address.String()}, tcp, port) {
+				t.Errorf("the gateway reaches the metadata service %s at port %d", address, port)
+			}
+			if n.allows(controllers, end{address: address.String()}, tcp, port) {
+				t.Errorf("the controllers reach the metadata service %s at port %d", address, port)
+			}
 		}
 	}
 	if workload.RedisPort != 6379 || workload.PostgresPort != 5432 {
