@@ -89,9 +89,10 @@ var _ = Describe("Gateways", func() {
 
 	drill("are killed with SIGKILL, one after another", func(ctx SpecContext) {
 		w := onRedis
-		r := w.begin(ctx, load{concurrency: 8, faults: slow})
+		r := w.begin(ctx, load{concurrency: 12, faults: []string{"delay-after-commit:1500ms", "delay:1s"}})
 		for _, p := range podsOf(ctx, gatewayName) {
 			r.paid(ctx, 10)
+			underWay(ctx, 9)
 			kill(ctx, p)
 			Eventually(func(ctx context.Context) (int32, error) {
 				var now corev1.Pod
@@ -102,8 +103,7 @@ var _ = Describe("Gateways", func() {
 			}).WithContext(ctx).Should(BeNumerically(">", p.Status.ContainerStatuses[0].RestartCount), p.Name)
 		}
 		r.paid(ctx, 10)
-		saw := w.judge(ctx, "gateways killed (SIGKILL)", r)
-		Expect(saw.connectionErrors()).To(BeNumerically(">", 0), "nobody was in the middle of a call")
+		met(w.judge(ctx, "gateways killed (SIGKILL)", r))
 	})
 
 	drill("are deleted without grace", func(ctx SpecContext) {
@@ -117,8 +117,7 @@ var _ = Describe("Gateways", func() {
 			available(ctx)
 		}
 		r.paid(ctx, 10)
-		saw := w.judge(ctx, "gateway pods deleted (grace 0)", r)
-		Expect(saw.connectionErrors()).To(BeNumerically(">", 0), "nobody was in the middle of a call")
+		met(w.judge(ctx, "gateway pods deleted (grace 0)", r))
 	})
 
 	drill("are rolled under 100 calls in flight: no call is lost or answered with a connection error", func(ctx SpecContext) {
@@ -178,6 +177,14 @@ func names(pods []corev1.Pod) map[string]bool {
 		out[p.Name] = true
 	}
 	return out
+}
+
+// met says that attempts were at the provider when their gateways died: the money had moved, and
+// since nobody has heard of it, the intent is held and was not sent again.
+func met(saw judged) {
+	GinkgoHelper()
+	Expect(saw.connectionErrors()).To(BeNumerically(">", 0), "nobody was in the middle of a call")
+	Expect(saw.heldCharged).To(BeNumerically(">", 0), "no attempt was at the provider")
 }
 
 // lostNone says that each intent was paid by its first call.

@@ -101,6 +101,9 @@ type judged struct {
 	report
 	charges int
 	held    int
+	// heldCharged are those of the held that were charged: their attempt was at the provider when whoever
+	// had sent it lost it.
+	heldCharged int
 	// late are those that an agent was told nobody knows about, and that were known to be paid later.
 	late int
 }
@@ -162,7 +165,9 @@ func (w *world) judge(ctx context.Context, drill string, runs ...*run) judged {
 		asked[i.Order] = true
 		all.charges += charges[i.Order]
 		Expect(charges[i.Order]).To(BeNumerically("<=", 1), "%s was charged twice", i.ID)
-		if paid[i.Order] {
+		if !paid[i.Order] {
+			all.heldCharged += charges[i.Order]
+		} else {
 			Expect(charges[i.Order]).To(Equal(1), "%s is told that it was paid", i.ID)
 		}
 	}

@@ -64,6 +64,7 @@ func tell(drill string, on storeKind, saw judged) {
 	r.saw.add(saw.report)
 	r.saw.charges += saw.charges
 	r.saw.held += saw.held
+	r.saw.heldCharged += saw.heldCharged
 	r.saw.late += saw.late
 }
 
@@ -73,8 +74,8 @@ func table() string {
 	defer rowsLock.Unlock()
 	slices.SortStableFunc(rows, func(a, b *row) int { return strings.Compare(a.drill+string(a.on), b.drill+string(b.on)) })
 	var b strings.Builder
-	b.WriteString("| drill | store | times | calls | other answers | connection errors | longest pause | intents | charges | held |\n")
-	b.WriteString("| --- | --- | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: |\n")
+	b.WriteString("| drill | store | times | calls | other answers | connection errors | longest pause | intents | charges | held | of these charged |\n")
+	b.WriteString("| --- | --- | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |\n")
 	for _, r := range rows {
 		other := map[string]int{}
 		for answer, n := range r.saw.Answers {
@@ -82,8 +83,8 @@ func table() string {
 				other[answer] = n
 			}
 		}
-		fmt.Fprintf(&b, "| %s | %s | %d | %d | %s | %s | %.1f s | %d | %d | %d |\n", r.drill, r.on, r.times, r.saw.Calls,
-			counts(other), counts(r.saw.ConnectionErrors), r.saw.LongestPause, r.saw.Orders, r.saw.charges, r.saw.held)
+		fmt.Fprintf(&b, "| %s | %s | %d | %d | %s | %s | %.1f s | %d | %d | %d | %d |\n", r.drill, r.on, r.times, r.saw.Calls,
+			counts(other), counts(r.saw.ConnectionErrors), r.saw.LongestPause, r.saw.Orders, r.saw.charges, r.saw.held, r.saw.heldCharged)
 	}
 	return b.String()
 }

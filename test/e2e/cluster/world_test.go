@@ -55,10 +55,11 @@ const (
 
 	upstreamTimeout = 5 * time.Second
 	settleAfter     = time.Second
-	// undecided is how long an intent may be undecided after its last call: timeout, settlement, margin
-	// and grace as they are when nobody sets them, and time to sweep.
-	undecided = upstreamTimeout + 5*time.Second + 30*time.Second
 )
+
+// undecided is how long an intent may be undecided after its last call: timeout, settlement, margin
+// and grace as they are when nobody sets them, and time to sweep.
+var undecided = upstreamTimeout + 5*time.Second + 30*time.Second
 
 // steady and storage are nodes: provider and agents run on the first, which is never broken,
 // and the stores' volumes are on the second.
