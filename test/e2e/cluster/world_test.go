@@ -53,7 +53,7 @@ const (
 	volumesClass = "drill-local"
 	volumesDir   = "/var/lib/holdfast-volumes"
 
-	upstreamTimeout = 5 * time.Second
+	upstreamTimeout = 10 * time.Second
 	settleAfter     = time.Second
 )
 
