@@ -103,8 +103,11 @@ verify: generate lint ## Check that generated files are up to date, lint, and th
 assets: ## Make sure that the programs of a control plane are here; a first build takes about ten minutes.
 	@go run ./hack/controlplane assets
 
+# Compilers and tests collect less garbage on the way: a fifth less work.
+go = GOGC=400 go
+
 # What vet would say, make lint says.
-go_test = GOGC=400 go test $(TESTFLAGS) -vet=off -p=$(PACKAGES)
+go_test = KUBEBUILDER_ASSETS=$$(go run ./hack/controlplane assets) $(go) test $(TESTFLAGS) -vet=off -p=$(PACKAGES)
 
 # What is not to be tested without the race detector.
 not_plain = $(if $(filter 1,$(shell go env CGO_ENABLED)),$(RACE_ONLY),^$$)
@@ -126,15 +129,15 @@ test-race:
 test: ## Run all tests, those against a real API server and from outside included.
 	@hack/servers.sh
 	@echo "test: making sure that the control plane is here"
+	@go run ./hack/controlplane assets >/dev/null
+	@echo "test: running the tests, beside them those with the race detector; a package says ok when it is done"
+	@$(MAKE) --no-print-directory -j2 test-plain test-race
 	@set -euo pipefail; \
-	assets=$$(go run ./hack/controlplane assets); \
 	all=$$(go list -f '{{.Dir}}' $(PKG)); outside=$$(grep '/test/e2e$$' <<<"$$all" || true); \
-	export KUBEBUILDER_ASSETS=$$assets; \
-	echo "test: running the tests, beside them those with the race detector; a package says ok when it is done"; \
-	$(MAKE) --no-print-directory -j2 test-plain test-race; \
+	export KUBEBUILDER_ASSETS=$$(go run ./hack/controlplane assets); \
 	if [[ -n $$outside ]]; then \
-		go build -buildvcs=false -o bin/ ./cmd/manager ./test/provider/cmd/provider; \
-		go run -mod=readonly github.com/onsi/ginkgo/v2/ginkgo build $$outside; \
+		$(go) build -buildvcs=false -o bin/ ./cmd/manager ./test/provider/cmd/provider; \
+		$(go) run -mod=readonly github.com/onsi/ginkgo/v2/ginkgo build $$outside; \
 		for store in $(STORES); do \
 			echo "test: running the whole on $$store and its tests from outside, about five minutes"; \
 			HOLDFAST_E2E_STORE=$$store go run -mod=readonly github.com/onsi/ginkgo/v2/ginkgo --procs=$(PROCESSES) --timeout=60m $(E2EFLAGS) $$outside/e2e.test; \
@@ -142,11 +145,11 @@ test: ## Run all tests, those against a real API server and from outside include
 	fi; \
 	if [[ "$(PKG)" == ./... ]]; then \
 		echo "test: the alert rules and the dashboard, on Prometheus' own engine"; \
-		go test -C test/prometheus -mod=readonly $(TESTFLAGS) ./...; \
+		$(go) test -C test/prometheus -mod=readonly $(TESTFLAGS) ./...; \
 		echo "test: what Argo CD, Flux and kstatus make of the kinds"; \
-		go test -C test/gitops -mod=readonly $(TESTFLAGS) ./...; \
+		$(go) test -C test/gitops -mod=readonly $(TESTFLAGS) ./...; \
 		echo "test: the program that makes the images"; \
-		go test -C hack/images/maker -mod=readonly $(TESTFLAGS) ./...; \
+		$(go) test -C hack/images/maker -mod=readonly $(TESTFLAGS) ./...; \
 	fi
 
 .PHONY: bench

@@ -20,7 +20,7 @@ if [[ ! -x $dir/golangci-lint ]]; then
 	build=
 	trap 'kill $build 2>/dev/null || true; rm -rf "$partial"' EXIT
 	start=$SECONDS
-	(cd / && env GOFLAGS= GOWORK=off GOBIN="$partial" CGO_ENABLED=0 \
+	(cd / && env GOFLAGS= GOWORK=off GOBIN="$partial" CGO_ENABLED=0 GOGC=400 \
 		go install -trimpath -ldflags '-s -w' "github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$version") \
 		2> >(grep -v '^go: downloading' >&2) &
 	build=$!

@@ -50,7 +50,7 @@ var _ = Describe("Holds in the cluster", func() {
 			Expect(h.Finalizers).To(BeEmpty())
 			Expect(h.OwnerReferences).To(BeEmpty())
 		}
-	})
+	}, Serial) // It is about how long it takes, so nobody else is at work.
 
 	It("O10: a hold that somebody deletes comes back, and releases nothing", func(ctx SpecContext) {
 		w.pay(ctx, call{id: "k1", body: w.order("9", "10")}, 201, allow)
