@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -209,6 +210,16 @@ func readSamples() ([]*unstructured.Unstructured, error) {
 		}
 		samples = append(samples, objects...)
 	}
+	// Some are in a namespace of another file.
+	slices.SortStableFunc(samples, func(a, b *unstructured.Unstructured) int {
+		first := func(o *unstructured.Unstructured) int {
+			if o.GetKind() == "Namespace" {
+				return 0
+			}
+			return 1
+		}
+		return first(a) - first(b)
+	})
 	return samples, nil
 }
 

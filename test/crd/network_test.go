@@ -148,12 +148,12 @@ func TestWhoReachesWhom(t *testing.T) {
 	var (
 		gateway, controllers = pod("holdfast-system", "holdfast-gateway"), pod("holdfast-system", "holdfast-controllers")
 		redis, postgres      = pod("shop", "redis"), pod("shop", "postgres")
-		agent                = end{namespace: "agents", labels: labels.Set{"app": "agent"}}
-		provider             = end{namespace: "provider", labels: labels.Set{"app": "provider"}}
+		agent                = end{namespace: "sample-agents", labels: labels.Set{"app": "agent"}}
+		provider             = end{namespace: "sample-provider", labels: labels.Set{"app": "provider"}}
 		dns                  = end{namespace: "kube-system", labels: labels.Set{"k8s-app": "kube-dns"}}
 		prometheus           = end{namespace: "monitoring", labels: labels.Set{"app.kubernetes.io/name": "prometheus"}}
 		// Pods that want to be taken for another one.
-		impostor = end{namespace: "agents", labels: gateway.labels}
+		impostor = end{namespace: "sample-agents", labels: gateway.labels}
 		stranger = end{namespace: "holdfast-system", labels: labels.Set{"app": "debug"}}
 		neighbor = end{namespace: "shop", labels: labels.Set{"app": "web"}}
 		outside  = end{address: "203.0.113.10"}
