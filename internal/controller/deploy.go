@@ -73,8 +73,17 @@ type Deployed struct {
 	Ready bool
 	// Reason and Message are the condition's.
 	Reason, Message string
-	// kept is what the store's Secret says of its memory; nil: it could not be read.
+	// kept is what the store's Secret says of its memory, whether or not the rest is as it should
+	// be; nil: it could not be read.
 	kept *workload.Kept
+}
+
+// says is what the store's Secret says of its memory; empty: nothing that is known.
+func (d *Deployed) says() workload.Kept {
+	if d == nil || d.kept == nil {
+		return workload.Kept{}
+	}
+	return *d.kept
 }
 
 // Deployer deploys the servers of stores. Apply is to be called again and again: it goes by
@@ -131,18 +140,21 @@ func (d *Deployer) Apply(ctx context.Context, s *v1alpha1.IdempotencyStore) (Dep
 	if s.DeletionTimestamp != nil {
 		return Deployed{Reason: reasonTerminating, Message: "The store is being deleted; its Secret and its volume stay."}, nil
 	}
+	var kept *workload.Kept
 	credentials, err := d.credentials(ctx, s)
 	if err == nil {
-		kept := credentials.Kept()
+		says := credentials.Kept()
+		kept = &says
 		var out Deployed
 		if out, err = d.apply(ctx, s, credentials); err == nil {
-			out.kept = &kept
+			out.kept = kept
 			return out, nil
 		}
 	}
 	var why stopped
 	if errors.As(d.explain(ctx, s, err), &why) {
-		return Deployed{Reason: why.reason, Message: why.message}, nil
+		// The server may serve all the same, such as one that the cluster has not collected yet.
+		return Deployed{Reason: why.reason, Message: why.message, kept: kept}, nil
 	}
 	return Deployed{}, err
 }

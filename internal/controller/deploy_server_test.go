@@ -30,6 +30,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
@@ -739,16 +740,18 @@ func TestSecretRemembersTheStore(t *testing.T) {
 		n.start()
 		w.kubelet(s, container)
 	}
-	uninstall := func() {
+	// collect is what the cluster does some time after the store is gone. What the store made without an owner stays.
+	collect := func() {
 		t.Helper()
-		p.stop()
-		// What the store made without an owner stays. Here is nobody who collects the rest.
 		for _, o := range w.children(s) {
 			if _, is := o.(*corev1.Secret); !is {
 				must(t, admin.Delete(w.ctx, o))
 			}
 		}
-		must(t, admin.Delete(w.ctx, &corev1.Pod{ObjectMeta: w.meta(workload.PodName(s))}, client.GracePeriodSeconds(0)))
+	}
+	uninstallUncollected := func() {
+		t.Helper()
+		p.stop()
 		must(t, admin.Delete(w.ctx, w.redisStore("payments")))
 		forgotten := map[string]*string{}
 		for key := range w.memory() {
@@ -760,8 +763,25 @@ func TestSecretRemembersTheStore(t *testing.T) {
 			t.Fatalf("the operator should remember a store, a budget and a tool: %v", w.memory())
 		}
 		w.remember(forgotten)
+	}
+	uninstall := func() {
+		t.Helper()
+		uninstallUncollected()
+		collect()
+		must(t, admin.Delete(w.ctx, &corev1.Pod{ObjectMeta: w.meta(workload.PodName(s))}, client.GracePeriodSeconds(0)))
 		n.kill()
 	}
+	secret := func(change func(*corev1.Secret)) *corev1.Secret {
+		t.Helper()
+		var it corev1.Secret
+		must(t, w.get(workload.SecretName(s), &it))
+		if change != nil {
+			change(&it)
+			must(t, admin.Update(w.ctx, &it))
+		}
+		return &it
+	}
+	annotation := func(name string) string { return v1alpha1.GroupName + "/" + name }
 	known := func() (epoch, domain, loss string) {
 		t.Helper()
 		m := w.memory()
@@ -807,4 +827,168 @@ func TestSecretRemembersTheStore(t *testing.T) {
 	}
 	// Of what was lost nobody knows whether it was paid.
 	w.holdOf(p, "k3", "7", "10")
+
+	// Put back before the cluster has collected what the old store had, whose server still answers. As long as its
+	// Secret is not read, nothing is known of it.
+	uninstallUncollected()
+	secret(func(it *corev1.Secret) { it.Labels[workload.StoreLabel] = "another" })
+	install()
+	w.create(w.redisStore("payments"))
+	w.condition(&v1alpha1.IdempotencyStore{}, "payments", v1alpha1.ConditionDeployed, metav1.ConditionFalse, reasonNameTaken)
+	w.condition(&v1alpha1.IdempotencyStore{}, "payments", v1alpha1.ConditionReady, metav1.ConditionFalse, reasonDeploying)
+	if e, _, _ := known(); e != "" {
+		t.Errorf("epoch %q is taken for the store's, and its Secret was not read", e)
+	}
+	secret(func(it *corev1.Secret) { it.Labels[workload.StoreLabel] = "payments" })
+	w.condition(&v1alpha1.IdempotencyStore{}, "payments", v1alpha1.ConditionDeployed, metav1.ConditionFalse, reasonStarting)
+	w.toolReady("refund")
+	if e, d, l := known(); e != next || d != domain || l != loss {
+		t.Errorf("served by the old server it is remembered as %q, %q and %q, and should be as %q, %q and %q", e, d, l, next, domain, loss)
+	}
+	w.holdOf(p, "k4", "8", "10")
+	collect()
+	must(t, admin.Delete(w.ctx, &corev1.Pod{ObjectMeta: w.meta(workload.PodName(s))}, client.GracePeriodSeconds(0)))
+	n.kill()
+	server("four")
+	w.condition(&v1alpha1.IdempotencyStore{}, "payments", v1alpha1.ConditionDeployed, metav1.ConditionTrue, reasonRunning)
+	if l := secret(nil).Annotations[annotation("loss")]; l != loss {
+		t.Errorf("the Secret tells of the loss %q, and should of %q", l, loss)
+	}
+
+	// A loss that the ConfigMap does not have is taken from the Secret, whatever else is remembered.
+	w.remember(map[string]*string{w.key(lossOf, "payments"): nil})
+	eventually(t, func() error {
+		if _, _, l := known(); l != loss {
+			return fmt.Errorf("the loss %q is remembered, and should be %q", l, loss)
+		}
+		return nil
+	})
+	uninstall()
+
+	// A loss that cannot be read is none that can be passed over.
+	secret(func(it *corev1.Secret) { it.Annotations[annotation("loss")] = "yesterday" })
+	install()
+	w.create(w.redisStore("payments"))
+	server("five")
+	eventually(t, func() error {
+		var obj v1alpha1.IdempotencyStore
+		must(t, w.get("payments", &obj))
+		if c := find(obj.Status.Conditions, v1alpha1.ConditionReady); c == nil || !strings.Contains(c.Message, `"yesterday"`) {
+			return fmt.Errorf("it should say what it cannot read: %s", asJSON(obj.Status.Conditions))
+		}
+		return nil
+	})
+	if e, _, l := known(); e != "" || l != "" {
+		t.Errorf("epoch %q and loss %q are remembered from a Secret that cannot be read", e, l)
+	}
+	secret(func(it *corev1.Secret) { it.Annotations[annotation("loss")] = loss })
+	w.toolReady("refund")
+	w.holdOf(p, "k5", "6", "10")
+
+	// While nobody looked, an older copy of the volume was put in its place.
+	seen := secret(nil).Annotations[annotation("seen")]
+	last, err := parseSighting(seen)
+	must(t, err)
+	if last.sequence == 0 {
+		t.Fatalf("the Secret should tell how far the store has come: %q", seen)
+	}
+	uninstall()
+	last.sequence += 1000
+	secret(func(it *corev1.Secret) { it.Annotations[annotation("seen")] = last.String() })
+	install()
+	w.create(w.redisStore("payments"))
+	server("six")
+	message := w.condition(&v1alpha1.IdempotencyStore{}, "payments", v1alpha1.ConditionEpochAccepted, metav1.ConditionFalse, reasonMemoryLost)
+	if !strings.Contains(message, next) {
+		t.Errorf("the loss should be of epoch %s: %s", next, message)
+	}
+	if _, err := w.try(p, "refund", "k6", "5", "10"); !errors.Is(err, store.ErrMemoryLost) {
+		t.Errorf("nobody should be let in, got %v", said(err))
+	}
+}
+
+// What the Secret of one namespace says changes nothing for a store of another one: no epoch is remembered that no
+// server has shown, whoever is looked at first, and a store with which nothing is wrong is never given another one.
+func TestSecretSaysNothingOfAnotherStore(t *testing.T) {
+	a, b := newWorld(t), newWorld(t)
+	dir := t.TempDir()
+	run := func() *process {
+		t.Helper()
+		return startAs(t, operatorUser, Options{DataDir: dir, Controllers: true, Gateway: true, GatewayName: "both"})
+	}
+	epochs := func() (ofA, ofB string) {
+		return a.memory()[a.key(epochOf, "payments")], b.memory()[b.key(epochOf, "payments")]
+	}
+	// looked waits until the store was looked at from now on.
+	looked := func(w *world, kind string, status metav1.ConditionStatus, reason string) string {
+		t.Helper()
+		var obj v1alpha1.IdempotencyStore
+		must(t, w.get("payments", &obj))
+		was := obj.Spec.DurabilityPolicy
+		obj.Spec.DurabilityPolicy = v1alpha1.DurabilityWarn
+		if was == v1alpha1.DurabilityWarn {
+			obj.Spec.DurabilityPolicy = ""
+		}
+		must(t, admin.Update(w.ctx, &obj))
+		return w.condition(&obj, "payments", kind, status, reason)
+	}
+	p := run()
+	a.ready()
+	a.pay(p, "refund", "k1", "9", "10", guard.AttemptSucceeded)
+	epoch, _ := epochs()
+
+	b.permit()
+	s := b.redisStore("payments")
+	c := workload.NewCredentials(s)
+	c.Keep(workload.Kept{Epoch: epoch, KeyDomain: "domain"})
+	b.create(c.Secret, s)
+	looked(b, v1alpha1.ConditionDeployed, metav1.ConditionFalse, reasonStarting)
+	looked(a, v1alpha1.ConditionEpochAccepted, metav1.ConditionTrue, reasonKnown)
+	if ofA, ofB := epochs(); ofA != epoch || ofB != "" {
+		t.Fatalf("remembered are %q and %q, and should be %q alone", ofA, ofB, epoch)
+	}
+	a.pay(p, "refund", "k2", "10", "10", guard.AttemptSucceeded)
+
+	// Put back, the one with the Secret is looked at first.
+	p.stop()
+	must(t, admin.Delete(a.ctx, a.store("payments")))
+	gone := map[string]*string{}
+	for key := range a.memory() {
+		if strings.Contains(key, "."+a.ns+"_") || strings.Contains(key, "."+b.ns+"_") {
+			gone[key] = nil
+		}
+	}
+	a.remember(gone)
+	p = run()
+	looked(b, v1alpha1.ConditionDeployed, metav1.ConditionFalse, reasonStarting)
+	a.create(a.store("payments"))
+	a.toolReady("refund")
+	a.pay(p, "refund", "k3", "11", "10", guard.AttemptSucceeded)
+	if ofA, ofB := epochs(); ofA != epoch || ofB != "" {
+		t.Fatalf("put back, remembered are %q and %q, and should be %q alone", ofA, ofB, epoch)
+	}
+
+	// And if it is remembered for both, nobody pays; but the store itself stays what it is.
+	b.remember(map[string]*string{b.key(epochOf, "payments"): &epoch})
+	message := looked(a, v1alpha1.ConditionEpochAccepted, metav1.ConditionFalse, reasonMemoryLost)
+	if !strings.Contains(message, "carries the epoch of IdempotencyStore "+b.ns+"/payments") {
+		t.Errorf("it should say whose epoch it is: %s", message)
+	}
+	b.remember(map[string]*string{b.key(epochOf, "payments"): nil})
+	looked(a, v1alpha1.ConditionEpochAccepted, metav1.ConditionTrue, reasonKnown)
+	eventually(t, func() error {
+		_, err := a.try(p, "refund", "k1", "9", "10")
+		return err
+	})
+	a.pay(p, "refund", "k4", "12", "10", guard.AttemptSucceeded)
+
+	// Two stores that show one epoch at the same moment: one is remembered.
+	live := as(operatorUser)
+	m := NewMemory(operatorNamespace, live, live, func() bool { return true })
+	id := store.Identity{Epoch: "shown-twice", KeyDomain: "domain"}
+	of := func(w *world) types.NamespacedName { return types.NamespacedName{Namespace: w.ns, Name: "copy"} }
+	must(t, m.rememberStore(a.ctx, of(a), id, "", sighting{}))
+	if err := m.rememberStore(a.ctx, of(b), id, "", sighting{}); err == nil || !strings.Contains(err.Error(), a.ns+"/copy has epoch shown-twice") {
+		t.Errorf("one epoch is remembered for two stores: %v", err)
+	}
 }

@@ -315,11 +315,12 @@ func (r *StoreReconciler) look(parent context.Context, obj *v1alpha1.Idempotency
 		}
 		v.deployed = &d
 	}
-	known, err := r.Memory.stores(ctx)
+	remembered, err := r.Memory.stores(ctx)
 	if err != nil {
 		return v, failNew(fmt.Errorf("%w: %w", store.ErrUnavailable, err))
 	}
-	if known, err = r.recalled(ctx, nn, v.deployed, known); err != nil {
+	known, err := remembered.with(nn, v.deployed.says())
+	if err != nil {
 		return v, fail(fmt.Errorf("%w: %w", store.ErrUnavailable, err))
 	}
 	v.epoch = known.epoch(nn)
@@ -349,8 +350,9 @@ func (r *StoreReconciler) look(parent context.Context, obj *v1alpha1.Idempotency
 			o.engine.Retire()
 			o.served = false
 		}
-		if standing.Epoch != "" && standing.Epoch == known.epoch(nn) {
-			// Others may not know it yet.
+		if l != "" && standing.Epoch == l {
+			// It lacks writes, and others may not know it yet. A store of which nothing is wrong but that
+			// another one has its epoch is not touched.
 			return v, errors.Join(err, r.disown(ctx, nn, s, standing.Epoch))
 		}
 		if r.Leading() && l != "" {
@@ -361,30 +363,32 @@ func (r *StoreReconciler) look(parent context.Context, obj *v1alpha1.Idempotency
 	if err != nil {
 		return v, failNew(err)
 	}
-	if standing.Epoch == "" || known.epoch(nn) == "" || known.keyDomain(nn) == "" {
+	if is := remembered.kept(nn); standing.Epoch == "" || is.Epoch == "" || is.KeyDomain == "" || is.Loss != known.kept(nn).Loss {
 		if !r.Leading() {
 			return v, failNew(fmt.Errorf("%w: the store is not in use yet: the controllers begin it", store.ErrUnavailable))
+		}
+		if v.deployed != nil && v.deployed.kept == nil {
+			// There it may say that a memory was lost, or that there was one.
+			return v, failNew(fmt.Errorf("%w: nothing is remembered of the store, and what its Secret says of it could not be read: %s", store.ErrUnavailable, v.deployed.Message))
 		}
 		if standing, err = r.begin(ctx, nn, o, standing, known); err != nil {
 			return v, fail(err)
 		}
-		if known, err = r.Memory.stores(ctx); err != nil {
+		if known, err = r.known(ctx, nn, v.deployed); err != nil {
 			return v, failNew(fmt.Errorf("%w: %w", store.ErrUnavailable, err))
 		}
 	}
 	v.epoch = standing.Epoch
 	if r.Leading() {
-		if known, err = r.spend(ctx, obj, standing.Epoch, known); err != nil {
+		if known, err = r.spend(ctx, obj, standing.Epoch, known, v.deployed); err != nil {
 			return v, failNew(fmt.Errorf("%w: %w", store.ErrUnavailable, err))
 		}
 	}
 	if err := r.engine(ctx, obj, o, standing, known); err != nil {
 		return v, failNew(err)
 	}
-	if is := known.kept(nn); v.deployed != nil && v.deployed.kept != nil && *v.deployed.kept != is {
-		if err := r.Deployer.keep(ctx, obj, is); err != nil {
-			return v, failNew(fmt.Errorf("%w: note in the store's Secret what is remembered of it: %w", store.ErrUnavailable, err))
-		}
+	if err := r.keep(ctx, obj, v.deployed, known.kept(nn)); err != nil {
+		return v, failNew(fmt.Errorf("%w: note in the store's Secret what is remembered of it: %w", store.ErrUnavailable, err))
 	}
 	if err := r.judgeClock(ctx, obj, o, standing, known); errors.Is(err, guard.ErrClockJumped) {
 		return v, r.refuse(nn, o, err)
@@ -404,17 +408,28 @@ func (r *StoreReconciler) look(parent context.Context, obj *v1alpha1.Idempotency
 	return v, nil
 }
 
-// recalled is what is known of the stores, with what the Secret of this one says where nothing
-// else is known of it. Whoever does not lead finds it in the operator's memory, or waits.
-func (r *StoreReconciler) recalled(ctx context.Context, nn types.NamespacedName, d *Deployed, known storeMemory) (storeMemory, error) {
-	if d == nil || d.kept == nil || *d.kept == (workload.Kept{}) || known.kept(nn) != (workload.Kept{}) {
-		return known, nil
+// known is what is remembered of the stores, with what the Secret of this one says. Whoever does
+// not lead finds that in the operator's memory, or waits for it.
+func (r *StoreReconciler) known(ctx context.Context, nn types.NamespacedName, d *Deployed) (storeMemory, error) {
+	remembered, err := r.Memory.stores(ctx)
+	if err != nil {
+		return nil, err
 	}
-	log.FromContext(ctx).Info("nothing is remembered of the store but what its Secret says", "epoch", d.kept.Epoch)
-	if err := r.Memory.recall(ctx, nn, *d.kept); err != nil {
-		return known, err
+	return remembered.with(nn, d.says())
+}
+
+// keep notes in a deployed store's Secret what is remembered of it.
+func (r *StoreReconciler) keep(ctx context.Context, obj *v1alpha1.IdempotencyStore, d *Deployed, is workload.Kept) error {
+	if d == nil || d.kept == nil || d.kept.Says(is) {
+		return nil
 	}
-	return r.Memory.stores(ctx)
+	err := r.Deployer.keep(ctx, obj, is)
+	if err != nil && d.kept.Identity().Says(is.Identity()) {
+		// How far it has come is noted later, and stands in the ConfigMap.
+		log.FromContext(ctx).Error(err, "how far the store has come could not be noted in its Secret")
+		return nil
+	}
+	return err
 }
 
 // refuse lets no call in. What was let in can be settled, and holds be resolved.
@@ -489,7 +504,13 @@ func (r *StoreReconciler) accepted(ctx context.Context, obj *v1alpha1.Idempotenc
 	switch {
 	case obj.Spec.AcceptEpoch != v.epoch:
 		if spent {
-			return v, errors.Join(lost, r.Memory.spend(ctx, nn, ""))
+			err := r.Memory.spend(ctx, nn, "")
+			if err == nil {
+				kept := v.deployed.says()
+				kept.Spent = ""
+				err = r.keep(ctx, obj, v.deployed, kept)
+			}
+			return v, errors.Join(lost, err)
 		}
 		return v, lost
 	case spent:
@@ -499,7 +520,7 @@ func (r *StoreReconciler) accepted(ctx context.Context, obj *v1alpha1.Idempotenc
 }
 
 // spend takes note of what a person has said of this memory or an earlier one while it serves.
-func (r *StoreReconciler) spend(ctx context.Context, obj *v1alpha1.IdempotencyStore, epoch string, known storeMemory) (storeMemory, error) {
+func (r *StoreReconciler) spend(ctx context.Context, obj *v1alpha1.IdempotencyStore, epoch string, known storeMemory, d *Deployed) (storeMemory, error) {
 	nn := client.ObjectKeyFromObject(obj)
 	r.mu.Lock()
 	delete(r.lostSince, nn)
@@ -519,7 +540,7 @@ func (r *StoreReconciler) spend(ctx context.Context, obj *v1alpha1.IdempotencySt
 	if err != nil || !forgets && !spends {
 		return known, err
 	}
-	return r.Memory.stores(ctx)
+	return r.known(ctx, nn, d)
 }
 
 // begin gives a store its identity at its first use, and remembers it.
@@ -541,8 +562,15 @@ func (r *StoreReconciler) begin(ctx context.Context, nn types.NamespacedName, o 
 	if domain := known.keyDomain(nn); domain != "" {
 		id.KeyDomain = domain
 	}
-	seen := sight(standing)
-	if err := r.Memory.rememberStore(ctx, nn, id, seen); err != nil {
+	_, unreadable := known.loss(nn)
+	seen, err := known.seen(nn)
+	if err := errors.Join(unreadable, err); err != nil {
+		return standing, fmt.Errorf("%w: %w", store.ErrUnavailable, err)
+	}
+	if seen.clock.IsZero() || known.epoch(nn) != standing.Epoch {
+		seen = sight(standing) // else its clock is still to be judged by what was seen
+	}
+	if err := r.Memory.rememberStore(ctx, nn, id, known.kept(nn).Loss, seen); err != nil {
 		return standing, fmt.Errorf("%w: %w", store.ErrUnavailable, err)
 	}
 	return standing, nil

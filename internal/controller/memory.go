@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strconv"
 	"strings"
 	"sync"
@@ -225,17 +226,25 @@ func (l loss) String() string {
 // loss is the store's last one.
 func (s storeMemory) loss(of types.NamespacedName) (loss, error) {
 	key := memoryKey(lossOf, of)
-	text, ok := s[key]
-	if !ok {
+	l, err := parseLoss(s[key])
+	if err != nil {
+		return loss{}, fmt.Errorf("the key %q is not readable: %w", key, err)
+	}
+	return l, nil
+}
+
+// parseLoss reads what String has written; "": none was lost.
+func parseLoss(text string) (loss, error) {
+	if text == "" {
 		return loss{}, nil
 	}
 	words := strings.Fields(text)
 	if len(words) < 2 || len(words) > 3 || len(words) == 3 && words[2] != forgotten {
-		return loss{}, fmt.Errorf("the key %q is not readable: %q", key, text)
+		return loss{}, fmt.Errorf("%q is no time with the epoch that was lost", text)
 	}
 	at, err := time.Parse(time.RFC3339Nano, words[0])
 	if err != nil {
-		return loss{}, fmt.Errorf("the key %q is not readable: %w", key, err)
+		return loss{}, err
 	}
 	return loss{at: at, epoch: words[1], forget: len(words) == 3}, nil
 }
@@ -264,52 +273,98 @@ func (s sighting) name() string { return s.clock.UTC().Format(time.RFC3339Nano) 
 // seen is the store's last sighting; zero: none.
 func (s storeMemory) seen(of types.NamespacedName) (sighting, error) {
 	key := memoryKey(seenOf, of)
-	text, ok := s[key]
-	if !ok {
+	last, err := parseSighting(s[key])
+	if err != nil {
+		return sighting{}, fmt.Errorf("the key %q is not readable: %w", key, err)
+	}
+	return last, nil
+}
+
+// parseSighting reads what String has written; "": there was none.
+func parseSighting(text string) (sighting, error) {
+	if text == "" {
 		return sighting{}, nil
 	}
 	var last sighting
 	words := strings.Fields(text)
 	if len(words) != 3 {
-		return sighting{}, fmt.Errorf("the key %q is not readable: %q", key, text)
+		return sighting{}, fmt.Errorf("%q is no number with two times", text)
 	}
 	var failed [3]error
 	last.sequence, failed[0] = strconv.ParseUint(words[0], 10, 64)
 	last.clock, failed[1] = time.Parse(time.RFC3339Nano, words[1])
 	last.wall, failed[2] = time.Parse(time.RFC3339Nano, words[2])
 	if err := errors.Join(failed[:]...); err != nil {
-		return sighting{}, fmt.Errorf("the key %q is not readable: %w", key, err)
+		return sighting{}, err
 	}
 	return last, nil
 }
 
 // kept is what the Secret of a deployed store is to say of it.
 func (s storeMemory) kept(of types.NamespacedName) workload.Kept {
-	return workload.Kept{Epoch: s.epoch(of), KeyDomain: s.keyDomain(of), Loss: s[memoryKey(lossOf, of)]}
+	return workload.Kept{
+		Epoch: s.epoch(of), KeyDomain: s.keyDomain(of), Loss: s[memoryKey(lossOf, of)], Seen: s[memoryKey(seenOf, of)], Spent: s[memoryKey(spentOf, of)],
+	}
 }
 
-// recall remembers a store by what its Secret says, where nothing is remembered of it: this
-// ConfigMap goes with the operator's namespace, and the Secret does not.
-func (m *Memory) recall(ctx context.Context, of types.NamespacedName, kept workload.Kept) error {
-	return m.change(ctx, func(data map[string]string) bool {
-		if known := storeMemory(data).kept(of); known != (workload.Kept{}) {
-			return false
+// with is what is known of a store, with what its Secret says where the operator's ConfigMap,
+// which goes with the operator's namespace, says less. A Secret is the word of whoever can write
+// in the store's namespace: it is remembered only once the store's server has shown the same
+// epoch, and until then it tells nothing of any other store.
+func (s storeMemory) with(of types.NamespacedName, kept workload.Kept) (storeMemory, error) {
+	has := s.kept(of)
+	if kept == (workload.Kept{}) || has.Epoch != "" && has.Epoch != kept.Epoch {
+		return s, nil // it says nothing, or of another memory than the present one
+	}
+	_, badLoss := parseLoss(kept.Loss)
+	next, badSeen := parseSighting(kept.Seen)
+	if err := errors.Join(badLoss, badSeen); err != nil && has.Epoch == "" {
+		return s, fmt.Errorf("nothing is remembered of the store but what its Secret says, and its annotations with the loss and how far it had come are not readable: "+
+			"restore them, or, if no memory was ever lost and the volume is no old copy, remove them: %w", err)
+	}
+	if badLoss == nil && has.Loss == "" {
+		has.Loss = kept.Loss
+	}
+	if last, err := s.seen(of); badSeen == nil && (has.Epoch == "" || err == nil && last.sequence < next.sequence) {
+		has.Seen = kept.Seen
+	}
+	if has.KeyDomain == "" {
+		has.KeyDomain = kept.KeyDomain
+	}
+	if has.Epoch == "" {
+		has.Epoch = kept.Epoch
+		if has.Spent == "" {
+			has.Spent = kept.Spent
 		}
-		for kind, value := range map[string]string{epochOf: kept.Epoch, keyDomainOf: kept.KeyDomain, lossOf: kept.Loss} {
-			if value != "" {
-				data[memoryKey(kind, of)] = value
-			}
+	}
+	if has == s.kept(of) {
+		return s, nil
+	}
+	out := storeMemory{}
+	maps.Copy(out, s)
+	for kind, value := range map[string]string{epochOf: has.Epoch, keyDomainOf: has.KeyDomain, lossOf: has.Loss, seenOf: has.Seen, spentOf: has.Spent} {
+		if out[memoryKey(kind, of)] = value; value == "" {
+			delete(out, memoryKey(kind, of))
 		}
-		return true
-	})
+	}
+	return out, nil
 }
 
-// rememberStore writes a store's identity where none is remembered, and how far it has come.
-func (m *Memory) rememberStore(ctx context.Context, of types.NamespacedName, id store.Identity, seen sighting) error {
+// rememberStore writes a store's identity and its last loss where none is remembered, and how far
+// it has come. What the store's server shows is remembered, and for one store only.
+func (m *Memory) rememberStore(ctx context.Context, of types.NamespacedName, id store.Identity, lost string, seen sighting) error {
+	known := map[string]string{memoryKey(epochOf, of): id.Epoch, memoryKey(keyDomainOf, of): id.KeyDomain}
+	if lost != "" {
+		known[memoryKey(lossOf, of)] = lost
+	}
 	var other error
 	err := m.change(ctx, func(data map[string]string) bool {
 		other = nil
-		for k, v := range map[string]string{memoryKey(epochOf, of): id.Epoch, memoryKey(keyDomainOf, of): id.KeyDomain} {
+		if bearer := storeMemory(data).bearer(id.Epoch, of); bearer != "" {
+			other = fmt.Errorf("the %s tells by now that IdempotencyStore %s has epoch %s", m, bearer, id.Epoch)
+			return false
+		}
+		for k, v := range known {
 			switch was, ok := data[k]; {
 			case !ok:
 				data[k] = v

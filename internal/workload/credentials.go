@@ -50,11 +50,15 @@ const (
 	acceptedAnnotation = v1alpha1.GroupName + "/accepted"
 	// rotatedAnnotation is when the password was exchanged.
 	rotatedAnnotation = v1alpha1.GroupName + "/rotated-at"
-	// What is remembered of the store: the epoch and key domain of its records, and the last loss of
-	// them that was accepted.
+	// What is remembered of the store: which one it is, the epoch and key domain of its records, the
+	// last loss of them that was accepted, how far it had come, and an acceptance that was there
+	// before the loss.
+	memoryOfAnnotation  = v1alpha1.GroupName + "/memory-of"
 	epochAnnotation     = v1alpha1.GroupName + "/epoch"
 	keyDomainAnnotation = v1alpha1.GroupName + "/key-domain"
 	lossAnnotation      = v1alpha1.GroupName + "/loss"
+	seenAnnotation      = v1alpha1.GroupName + "/seen"
+	spentAnnotation     = v1alpha1.GroupName + "/spent"
 )
 
 // StoreUser is the name under which clients connect, and that of the database.
@@ -122,23 +126,49 @@ func ReadCredentials(store *v1alpha1.IdempotencyStore, secret *corev1.Secret) (C
 }
 
 // Kept is what the Secret says of the store's memory. The Secret outlives the store's object, and
-// the operator's namespace.
-type Kept struct{ Epoch, KeyDomain, Loss string }
+// the operator's namespace. It is the word of whoever can write in the store's namespace, and
+// counts for that store alone.
+type Kept struct{ Epoch, KeyDomain, Loss, Seen, Spent string }
 
-// Kept reads it.
+// Kept reads it. What a copy of another store's Secret says is of that store, and is not read.
 func (c Credentials) Kept() Kept {
 	of := c.Secret.Annotations
-	return Kept{Epoch: of[epochAnnotation], KeyDomain: of[keyDomainAnnotation], Loss: of[lossAnnotation]}
+	if of[memoryOfAnnotation] != c.memoryOf() {
+		return Kept{}
+	}
+	return Kept{Epoch: of[epochAnnotation], KeyDomain: of[keyDomainAnnotation], Loss: of[lossAnnotation], Seen: of[seenAnnotation], Spent: of[spentAnnotation]}
 }
 
-// Keep writes it.
+// Keep writes it. A loss of the store's own is never taken away: it stays where k has none.
 func (c Credentials) Keep(k Kept) {
-	c.annotate(epochAnnotation, k.Epoch)
-	c.annotate(keyDomainAnnotation, k.KeyDomain)
-	if c.annotate(lossAnnotation, k.Loss); k.Loss == "" {
-		delete(c.Secret.Annotations, lossAnnotation)
+	if k.Loss == "" {
+		k.Loss = c.Kept().Loss
+	}
+	for name, value := range map[string]string{
+		memoryOfAnnotation: c.memoryOf(), epochAnnotation: k.Epoch, keyDomainAnnotation: k.KeyDomain,
+		lossAnnotation: k.Loss, seenAnnotation: k.Seen, spentAnnotation: k.Spent,
+	} {
+		if c.annotate(name, value); value == "" {
+			delete(c.Secret.Annotations, name)
+		}
 	}
 }
+
+// Identity is k without what changes as the store goes on.
+func (k Kept) Identity() Kept {
+	k.Seen = ""
+	return k
+}
+
+// Says says whether k has all of o: a loss in k stays where o has none.
+func (k Kept) Says(o Kept) bool {
+	if o.Loss == "" {
+		o.Loss = k.Loss
+	}
+	return k == o
+}
+
+func (c Credentials) memoryOf() string { return c.store.Namespace + "/" + c.store.Name }
 
 func (c Credentials) redis() bool { return c.store.Spec.Redis != nil }
 
