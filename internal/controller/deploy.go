@@ -304,7 +304,7 @@ func (d *Deployer) apply(ctx context.Context, s *v1alpha1.IdempotencyStore, cred
 	if err != nil {
 		return Deployed{}, err
 	}
-	claim, storage, err := d.expand(ctx, s)
+	_, storage, err := d.expand(ctx, s)
 	if err != nil {
 		return Deployed{}, err
 	}
@@ -312,7 +312,7 @@ func (d *Deployer) apply(ctx context.Context, s *v1alpha1.IdempotencyStore, cred
 	if err != nil {
 		return Deployed{}, err
 	}
-	if problem, err := d.rotate(ctx, s, credentials, ca, claim, pod); err != nil {
+	if problem, err := d.rotate(ctx, s, credentials, ca, pod); err != nil {
 		return Deployed{}, err
 	} else if problem != nil && out.Ready {
 		return *problem, nil

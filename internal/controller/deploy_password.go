@@ -31,7 +31,7 @@ var errAdminRefused = errors.New("the server refuses the operator's own password
 
 // rotate brings the Secret and the server's passwords on as far as that goes. It returns what
 // keeps the server from being as it should.
-func (d *Deployer) rotate(ctx context.Context, s *v1alpha1.IdempotencyStore, c workload.Credentials, ca []byte, claim *corev1.PersistentVolumeClaim, pod *corev1.Pod) (*Deployed, error) {
+func (d *Deployer) rotate(ctx context.Context, s *v1alpha1.IdempotencyStore, c workload.Credentials, ca []byte, pod *corev1.Pod) (*Deployed, error) {
 	stepped, derived := c.Rotate(d.now()), c.Derive()
 	if stepped || derived {
 		if err := d.writeSecret(ctx, c); err != nil {
@@ -41,7 +41,7 @@ func (d *Deployer) rotate(ctx context.Context, s *v1alpha1.IdempotencyStore, c w
 	if pod == nil {
 		return nil, nil
 	}
-	server := serverOf(s, claim, pod)
+	server := serverOf(pod)
 	if c.Accepted(server) {
 		return nil, nil
 	}
@@ -82,12 +82,10 @@ func (d *Deployer) writeSecret(ctx context.Context, c workload.Credentials) erro
 	return nil
 }
 
-// serverOf names what remembers the passwords: a Redis until its process ends, a PostgreSQL as
-// long as its volume is.
-func serverOf(s *v1alpha1.IdempotencyStore, claim *corev1.PersistentVolumeClaim, pod *corev1.Pod) string {
-	if s.Spec.Redis == nil && claim != nil {
-		return string(claim.UID)
-	}
+// serverOf names what remembers the passwords. A Redis does until its process ends. A PostgreSQL
+// keeps them on its volume, but one that begins on a volume that was emptied has none, and looks
+// the same from here; so each process is told.
+func serverOf(pod *corev1.Pod) string {
 	id := string(pod.UID)
 	for i := range pod.Status.ContainerStatuses {
 		if c := &pod.Status.ContainerStatuses[i]; c.Name == workload.ContainerName() {

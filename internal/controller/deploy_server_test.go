@@ -440,6 +440,17 @@ func TestRenderedServer(t *testing.T) {
 			t.Errorf("after its restart the server has %q of a meter of 5: %v", spent, err)
 		}
 		n.use(again)
+
+		// One that begins on an emptied volume, of the same claim, can be asked, and has nothing.
+		n.kill()
+		must(t, os.RemoveAll(filepath.Join(n.dir, "data")))
+		must(t, os.Mkdir(filepath.Join(n.dir, "data"), 0o700))
+		n.start()
+		w.kubelet(s, "three")
+		w.applied(d, s, reasonRunning)
+		if is, err := n.open().Standing(w.ctx); err != nil || is.Epoch != "" {
+			t.Errorf("a server on an emptied volume knows of %+v: %v", is, err)
+		}
 	})
 }
 
