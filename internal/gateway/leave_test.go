@@ -8,7 +8,9 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -187,6 +189,126 @@ func leaves(t *testing.T, protocol string) {
 	}
 	if int64(l.Count) != calls.Load() {
 		t.Errorf("%d calls were answered and %d paid", calls.Load(), l.Count)
+	}
+}
+
+// far is a connection whose client hears nothing more, once it is told so, until it has written
+// again: what it sends crosses what was sent to it.
+type far struct {
+	net.Conn
+	cross chan struct{} // closed: from now on
+	once  sync.Once
+	wrote chan struct{}
+}
+
+func (c *far) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	select {
+	case <-c.cross:
+		<-c.wrote
+	default:
+	}
+	return n, err
+}
+
+func (c *far) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	select {
+	case <-c.cross:
+		c.once.Do(func() { close(c.wrote) })
+	default:
+	}
+	return n, err
+}
+
+func (c *far) Close() error {
+	c.once.Do(func() { close(c.wrote) })
+	return c.Conn.Close()
+}
+
+// A connection that was idle until the gateway's end is closed with it. What the caller sends at that moment nobody reads: it
+// is told of a connection error, nothing is paid, and under the same ID it pays once elsewhere. A client that may
+// send it again does so by itself over HTTP/1.1.
+func TestWhatCrossesTheEndOfAnIdleConnection(t *testing.T) {
+	for _, protocol := range []string{"HTTP/1.1", "HTTP/2.0"} {
+		t.Run(protocol, func(t *testing.T) { crosses(t, protocol) })
+	}
+}
+
+func crosses(t *testing.T, protocol string) {
+	certFile, keyFile, roots := certificate(t, t.TempDir())
+	var old, young string
+	r := setUp(t, overTLS(t, certFile, keyFile, &old))
+	next := setUp(t, overTLS(t, certFile, keyFile, &young))
+	next.engines.Put(namespace, "payments", r.engine)
+	next.upstream = r.upstream
+	next.tool("charge", "/charges", nil)
+	behind := &service{open: map[string]int{}}
+	behind.to.Store(&old)
+
+	cross := make(chan struct{})
+	paid := func(caller *http.Client, id string, again bool) error {
+		req := payment(t, "agent", id, id, "")
+		if again {
+			req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(refundOf(id, "1"))), nil }
+		}
+		resp, err := caller.Do(req)
+		if err != nil {
+			return err
+		}
+		if resp.StatusCode != http.StatusCreated || resp.Header.Get(headerVerdict) != string(guard.Allow) || resp.Proto != protocol {
+			t.Errorf("%s: %s over %s", id, resp.Status, resp.Proto)
+		}
+		_, err = io.Copy(io.Discard, resp.Body)
+		return errors.Join(err, resp.Body.Close())
+	}
+	callers := make([]*http.Client, 2)
+	for i := range callers {
+		transport := &http.Transport{
+			DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+				conn, err := behind.dial(ctx, network, address)
+				if err != nil || behind.to.Load() == &young {
+					return conn, err
+				}
+				return &far{Conn: conn, cross: cross, wrote: make(chan struct{})}, nil
+			},
+			TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: protocol == "HTTP/2.0",
+		}
+		defer transport.CloseIdleConnections()
+		callers[i] = &http.Client{Transport: transport}
+		if err := paid(callers[i], fmt.Sprintf("before-%d", i), false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.g.Leave()
+	behind.to.Store(&young)
+	close(cross)
+	if err := r.stop(); err != nil {
+		t.Error(err)
+	}
+	if n := behind.connections(old); n != 2 {
+		t.Fatalf("the callers know of the end of %d of 2 connections", 2-n)
+	}
+
+	if err := paid(callers[0], "crossing", false); err == nil {
+		t.Error("a request that nobody has read is answered")
+	}
+	if l, err := r.p.Ledger(); err != nil || l.Count != 2 {
+		t.Errorf("%d payments (%v), want the 2 from before", l.Count, err)
+	}
+	if err := paid(callers[0], "crossing", false); err != nil {
+		t.Errorf("the same again: %v", err)
+	}
+	// Over HTTP/2 it may hear of the reset before the GOAWAY, and then it leaves that to its caller.
+	err := paid(callers[1], "sent again", true)
+	if err != nil && protocol == "HTTP/2.0" {
+		err = paid(callers[1], "sent again", true)
+	}
+	if err != nil {
+		t.Errorf("a client that may send it again: %v", err)
+	}
+	if l, err := r.p.Ledger(); err != nil || l.Count != 4 {
+		t.Errorf("%d payments (%v), want 4", l.Count, err)
 	}
 }
 
