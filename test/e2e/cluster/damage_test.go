@@ -13,6 +13,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -41,6 +42,18 @@ func newWorld(ctx context.Context, on storeKind) *world {
 func (w *world) deleteNamespace(ctx context.Context) {
 	GinkgoHelper()
 	mustKubectl(ctx, "delete", "namespace", w.namespace, "--ignore-not-found", "--timeout=3m")
+}
+
+// gone waits until there is no such object.
+func gone(ctx context.Context, o client.Object) {
+	GinkgoHelper()
+	Eventually(func(ctx context.Context) error {
+		err := admin.Get(ctx, client.ObjectKeyFromObject(o), o)
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("%T %s is still there: %w", o, o.GetName(), err)
+	}).WithContext(ctx).WithTimeout(2 * time.Minute).Should(Succeed())
 }
 
 // again asks for the same payment again.
