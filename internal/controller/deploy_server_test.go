@@ -903,19 +903,44 @@ func TestSecretRemembersTheStore(t *testing.T) {
 	if last.clock.IsZero() {
 		t.Fatalf("the Secret should tell how far the store had come: %q", seen)
 	}
+	// Its manifest has an acceptance since before that, which says nothing of this loss.
+	w.accept("payments", next, "")
+	spent := func(want string) {
+		t.Helper()
+		eventually(t, func() error {
+			if is := secret(nil).Annotations[annotation("spent")]; is != want {
+				return fmt.Errorf("the Secret tells of the spent acceptance %q, and should of %q", is, want)
+			}
+			return nil
+		})
+	}
+	spent(next)
 	uninstall()
 	last.sequence += 1000
 	secret(func(it *corev1.Secret) { it.Annotations[annotation("seen")] = last.String() })
 	install()
-	w.create(w.redisStore("payments"))
+	manifest := w.redisStore("payments")
+	manifest.Spec.AcceptEpoch = next
+	w.create(manifest)
 	server("six")
-	message := w.condition(&v1alpha1.IdempotencyStore{}, "payments", v1alpha1.ConditionEpochAccepted, metav1.ConditionFalse, reasonMemoryLost)
-	if !strings.Contains(message, next) {
-		t.Errorf("the loss should be of epoch %s: %s", next, message)
-	}
+	eventually(t, func() error {
+		message := w.condition(&v1alpha1.IdempotencyStore{}, "payments", v1alpha1.ConditionEpochAccepted, metav1.ConditionFalse, reasonMemoryLost)
+		if !strings.Contains(message, next) || !strings.Contains(message, "since before the loss") {
+			return fmt.Errorf("the loss should be of epoch %s, and not be accepted: %s", next, message)
+		}
+		return nil
+	})
 	if _, err := w.try(p, "refund", "k6", "5", "10"); !errors.Is(err, store.ErrMemoryLost) {
 		t.Errorf("nobody should be let in, got %v", said(err))
 	}
+	must(t, admin.Patch(w.ctx, w.store("payments"), client.RawPatch(types.MergePatchType, []byte(`{"spec":{"acceptEpoch":null}}`))))
+	spent("")
+	w.accept("payments", next, "")
+	w.toolReady("refund")
+	if e, d, l := known(); e == next || d != domain || !strings.HasSuffix(l, " "+next) {
+		t.Errorf("accepted, it is remembered as %q, %q and %q; before as %q and %q", e, d, l, next, domain)
+	}
+	w.holdOf(p, "k6", "5", "10")
 }
 
 // What the Secret of one namespace says changes nothing for a store of another one: no epoch is remembered that no
