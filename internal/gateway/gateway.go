@@ -261,6 +261,7 @@ func (g *Gateway) Start(ctx context.Context) error {
 			return errors.Join(fmt.Errorf("read the gateway's certificate: %w", err), listener.Close())
 		}
 		server.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: watcher.GetCertificate}
+		g.o.Metrics.Certificate(func() time.Time { return endOf(watcher) })
 		watching, stop := context.WithCancel(context.WithoutCancel(ctx))
 		defer stop()
 		go func() {
@@ -293,6 +294,15 @@ func (g *Gateway) Start(ctx context.Context) error {
 		return true
 	})
 	return nil
+}
+
+// endOf gives when the certificate ends that is shown.
+func endOf(watcher *certwatcher.CertWatcher) time.Time {
+	shown, err := watcher.GetCertificate(nil)
+	if err != nil || shown == nil || shown.Leaf == nil {
+		return time.Time{}
+	}
+	return shown.Leaf.NotAfter
 }
 
 // reader gives the connections of a namespace's ReadOnly tools.

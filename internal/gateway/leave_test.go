@@ -21,6 +21,8 @@ import (
 	"testing"
 
 	"github.com/holdfast-dev/holdfast/internal/guard"
+	"github.com/holdfast-dev/holdfast/internal/metrics"
+	"github.com/holdfast-dev/holdfast/internal/metrics/metricstest"
 	"github.com/holdfast-dev/holdfast/test/provider"
 )
 
@@ -353,7 +355,19 @@ func TestACertificateIsReplacedUnderLoad(t *testing.T) {
 	link("..data/tls.key", "tls.key")
 
 	var address string
-	r := setUp(t, overTLS(t, filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"), &address))
+	m := metrics.New(metrics.Options{})
+	r := setUp(t, overTLS(t, filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"), &address), func(o *Options) { o.Metrics = m })
+	// What is said of its end is said of the one that is shown.
+	ends := func(version string) {
+		t.Helper()
+		pair, err := tls.LoadX509KeyPair(filepath.Join(version, "tls.crt"), filepath.Join(version, "tls.key"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the end of the certificate that is shown is told", func() bool {
+			return metricstest.Read(t, m)["holdfast_certificate_end_timestamp_seconds"] == float64(pair.Leaf.NotAfter.Unix())
+		})
+	}
 	behind := &service{open: map[string]int{}}
 	behind.to.Store(&address)
 	client := func(roots *x509.CertPool, keep bool) *http.Client {
@@ -404,6 +418,7 @@ func TestACertificateIsReplacedUnderLoad(t *testing.T) {
 		_ = resp.Body.Close()
 		return true
 	}
+	ends(versions[0])
 	if !knows(pools[0]) || knows(pools[1]) {
 		t.Error("it does not show the certificate that it was started with")
 	}
@@ -429,6 +444,7 @@ func TestACertificateIsReplacedUnderLoad(t *testing.T) {
 	}
 	link(versions[1], "..data")
 	eventually(t, "the new certificate is shown", func() bool { return knows(pools[1]) })
+	ends(versions[1])
 	if knows(pools[0]) {
 		t.Error("the old certificate is shown beside the new one")
 	}

@@ -121,6 +121,10 @@ var (
 		Name: "holdfast_calls_limit", Kind: Gauge,
 		Help: "How many calls this gateway takes in each of these three places.",
 	}
+	certificateEnd = Definition{
+		Name: "holdfast_certificate_end_timestamp_seconds", Kind: Gauge,
+		Help: "When the certificate ends that this gateway shows to agents, in seconds since 1970. Without TLS there is none.",
+	}
 	holdsOpen = Definition{
 		Name: "holdfast_holds", Kind: Gauge, Labels: of("reason", "state"),
 		Help: "Holds that are open: `Held` waits for a person, `Waiting` for the provider first. A hold with several reasons counts under its first. Only from the controllers that lead.",
@@ -171,7 +175,7 @@ var (
 var definitions = []*Definition{
 	&callsTotal, &concurrentConflicts, &keyExpiryCollisions, &pollsTotal, &registrationsTotal,
 	&callsHandedOff, &attemptsTotal, &resumedTotal, &attemptSeconds, &guardSeconds, &resultsNotWritten, &checksTotal, &lateResults,
-	&callsInProgress, &callsReading, &callsWaiting, &callsAsync, &callsQueued, &callsLimit,
+	&callsInProgress, &callsReading, &callsWaiting, &callsAsync, &callsQueued, &callsLimit, &certificateEnd,
 	&holdsOpen, &holdOldest, &heldIntents, &heldLimit, &spendUsed, &spendReserved, &spendLimit,
 	&storeSeconds, &storeErrors, &storeRefused, &storeDurable,
 }

@@ -47,6 +47,8 @@ type Metrics struct {
 	holds   []Hold
 	budgets map[Name]Budget
 	places  func() Places
+	// certificate gives when the gateway's ends.
+	certificate func() time.Time
 }
 
 // New counts nothing yet.
@@ -85,6 +87,13 @@ func (m *Metrics) Gateway(places func() Places) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.places = places
+}
+
+// Certificate has the end of the gateway's certificate shown; zero: it is not known.
+func (m *Metrics) Certificate(end func() time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.certificate = end
 }
 
 // Hold is one open hold.
@@ -162,6 +171,11 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(&callsLimit, float64(p.Limit))
 		for name, n := range p.Queued {
 			gauge(&callsQueued, float64(n), name.Namespace, name.Name)
+		}
+	}
+	if m.certificate != nil {
+		if end := m.certificate(); !end.IsZero() {
+			gauge(&certificateEnd, float64(end.Unix()))
 		}
 	}
 	open, oldest := m.heldNow()

@@ -127,6 +127,9 @@ var healthy = []string{
 	`holdfast_calls_total{namespace="support",tool="rare",verdict="REPLAY",reason="",instance="a"} 0x202 1x278`,
 	`holdfast_concurrent_conflicts_total{` + refund + `,instance="a"} 0x40 1x100 2x100 3x237`,
 	`holdfast_key_expiry_collisions_total{` + refund + `,instance="a"} 0x480`,
+	// It ends 30 days after the start.
+	`holdfast_certificate_end_timestamp_seconds{instance="a"} 1769904000x480`,
+	`holdfast_certificate_end_timestamp_seconds{instance="b"} 1769904000x480`,
 	`holdfast_hold_oldest_age_seconds{` + refund + `,reason="ScopeOverlap"} _x100 30+30x100 _x10 0+30x100`,
 	`holdfast_held_intents{namespace="support",budget="refunds"} 1x480`,
 	`holdfast_held_intents_limit{namespace="support",budget="refunds"} 100x480`,
@@ -215,6 +218,11 @@ var bad = map[string][]struct {
 		why:    "a success after a rejection",
 		series: []string{`holdfast_late_results_total{` + refund + `,reason="refund_owed",instance="a"} 0x240 1x240`},
 		who:    []string{`{namespace="support",reason="refund_owed",tool="issue-refund"}`}, after: 2 * time.Hour, before: 2*time.Hour + 3*time.Minute,
+	}},
+	"HoldfastCertificateEnds": {{
+		why:    "one gateway's ends 7 days and an hour after the start",
+		series: []string{`holdfast_certificate_end_timestamp_seconds{instance="b"} 1767920400x480`},
+		who:    []string{`{}`}, after: time.Hour + 10*time.Minute, before: time.Hour + 13*time.Minute,
 	}},
 	"HoldfastMemoryLost": {{
 		why:    "one of the processes refuses",

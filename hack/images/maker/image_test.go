@@ -63,6 +63,9 @@ func read(t *testing.T, file string) []byte {
 
 func TestEqualInputsAreEqualImages(t *testing.T) {
 	first := makeSample(t, sample(t, "paid"), "v1")
+	// What somebody has set for builds of their own: an image for the newest processors alone would not start elsewhere.
+	t.Setenv("GOAMD64", "v3")
+	t.Setenv("GOARM64", "v9.0")
 	second := makeSample(t, sample(t, "paid"), "v1")
 	if first.Digest != second.Digest {
 		t.Errorf("the same program in two directories is two images: %s and %s", first.Digest, second.Digest)

@@ -57,7 +57,8 @@ func (p program) compile(ctx context.Context, source, dir, version string) ([]by
 	cmd := exec.CommandContext(ctx, "go", append(args, "-o", out, p.pkg)...)
 	cmd.Dir = source
 	// The caller's own settings must not be in an image.
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+runtime.GOARCH, "GOFLAGS=-mod=readonly", "GOWORK=off", "GOEXPERIMENT=")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+runtime.GOARCH, "GOFLAGS=-mod=readonly", "GOWORK=off", "GOEXPERIMENT=",
+		"GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off")
 	if os.Getenv("GOGC") == "" {
 		// The compiler then collects less often, which is a fifth less work.
 		cmd.Env = append(cmd.Env, "GOGC=400")
