@@ -44,10 +44,12 @@ help: ## Say what there is.
 
 .PHONY: demo
 demo: ## Tell the story: a payment that is retried, held, cleared and survives a crash.
+	@echo "demo: building what is not built yet (the first time about ten minutes), then the story"
 	@go run ./hack/demo
 
 .PHONY: up
 up: ## Start all of it in the background; .dev/env has what scripts need.
+	@echo "up: building what is not built yet (the first time about ten minutes), then starting all of it"
 	@go run ./hack/dev up
 
 .PHONY: down

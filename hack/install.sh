@@ -7,7 +7,7 @@
 #                             that guard them and the namespace with what Holdfast remembers stay. With ALL=1 nothing
 #                             stays.
 #
-# IMG is the image; KUBECTL the program, which is built from its module where there is none.
+# IMG is the image, in place of the one that config/default has; empty: that one, or what you have named there. KUBECTL the program, which is built from its module where there is none.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -15,17 +15,20 @@ image=holdfast-dev/manager:dev
 kubectl=${KUBECTL:-$(command -v kubectl || true)}
 [[ -n $kubectl ]] || kubectl=$(go run ./hack/controlplane assets)/kubectl
 
-# One object after another, with the image replaced.
+# One object after another, with the image replaced if IMG names one.
 render() {
-	local want=${IMG:-$image}
+	local want=${IMG:-} all
+	if [[ -z $want ]]; then
+		"$kubectl" kustomize config/default
+		return
+	fi
 	if [[ ! $want =~ ^[A-Za-z0-9][A-Za-z0-9._/:@-]*$ ]]; then
 		echo "install: IMG=$want is not the name of an image" >&2
 		return 1
 	fi
-	local all
 	all=$("$kubectl" kustomize config/default)
 	if ! grep -q "image: $image\$" <<<"$all"; then
-		echo "install: config/default does not have the image $image, which IMG replaces: set it there by IMG alone" >&2
+		echo "install: config/default does not have the image $image, which IMG replaces: leave IMG out, and the image that is named there is installed" >&2
 		return 1
 	fi
 	sed "s|image: $image\$|image: $want|" <<<"$all"
@@ -43,6 +46,15 @@ lasting='CustomResourceDefinition|Namespace'
 # once Holdfast is back.
 guarding='ValidatingAdmissionPolicy|ValidatingAdmissionPolicyBinding|MutatingAdmissionPolicy|MutatingAdmissionPolicyBinding'
 
+# Before anything is applied: kubectl's own error names an address that nobody has asked for.
+reach() {
+	local why
+	if ! why=$("$kubectl" get --raw=/version --request-timeout=15s 2>&1 </dev/null); then
+		echo "install: kubectl reaches no cluster: set KUBECONFIG. It says: ${why##*$'\n'}" >&2
+		exit 1
+	fi
+}
+
 apply() { "$kubectl" apply --server-side --force-conflicts --validate=strict -f -; }
 
 case ${1:-} in
@@ -50,6 +62,7 @@ render) render ;;
 # What undeploy takes away.
 passing) render | of 0 "$lasting|$guarding" ;;
 deploy)
+	reach
 	all=$(render)
 	of 1 "$lasting" <<<"$all" | apply
 	"$kubectl" kustomize config/crd | "$kubectl" wait --for=condition=Established --timeout=60s -f -
@@ -58,6 +71,7 @@ deploy)
 	"$kubectl" --namespace "$namespace" rollout status --timeout=5m deployment --selector app.kubernetes.io/name=holdfast
 	;;
 undeploy)
+	reach
 	# First what runs: its end takes as long as its longest call, for which it needs its rights.
 	render | of 1 Deployment | "$kubectl" delete --ignore-not-found --cascade=foreground --timeout=7m -f -
 	if [[ ${ALL:-} == 1 ]]; then

@@ -131,7 +131,7 @@ func ready(ctx context.Context, c ctrlclient.Client, p *plan) (*v1alpha1.AgentTo
 		var tool v1alpha1.AgentTool
 		err := c.Get(ctx, ctrlclient.ObjectKey{Namespace: p.namespace, Name: p.tool}, &tool)
 		if apierrors.IsNotFound(err) {
-			return nil, fmt.Errorf("there is no AgentTool %s/%s in the cluster: apply it first", p.namespace, p.tool)
+			return nil, fmt.Errorf("there is no AgentTool %s/%s in the cluster: apply it first, or say with --namespace where it is", p.namespace, p.tool)
 		}
 		if err == nil {
 			r := apimeta.FindStatusCondition(tool.Status.Conditions, v1alpha1.ConditionReady)

@@ -4,6 +4,7 @@ package crd
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,14 +18,24 @@ import (
 // script runs hack/install.sh.
 func script(t *testing.T, command, image string) ([]*unstructured.Unstructured, error) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "../../hack/install.sh", command)
-	cmd.Env = append(os.Environ(), "KUBECTL="+filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "KUBECONFIG="+kubeconfig, "IMG="+image)
-	var out bytes.Buffer
-	cmd.Stdout = &out
-	if err := cmd.Run(); err != nil {
+	out, err := scriptIn(t, "../..", command, image, kubeconfig)
+	if err != nil {
 		return nil, err
 	}
-	return decode(&out)
+	return decode(strings.NewReader(out))
+}
+
+// scriptIn runs the hack/install.sh of a clone. The error says what the script says.
+func scriptIn(t *testing.T, clone, command, image, kubeconfig string) (string, error) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), filepath.Join(clone, "hack", "install.sh"), command)
+	cmd.Env = append(os.Environ(), "KUBECTL="+filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "KUBECONFIG="+kubeconfig, "IMG="+image)
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, said.String())
+	}
+	return out.String(), nil
 }
 
 func names(objects []*unstructured.Unstructured) []string {
@@ -67,6 +78,71 @@ func TestTheInstallerIsTheInstallation(t *testing.T) {
 	}
 	if _, err := script(t, "render", "an image|s/x/y/"); err == nil {
 		t.Error("what is not the name of an image was taken for one")
+	}
+}
+
+// Who names an image in config/default gets that one, and is told so who names a second one.
+func TestTheInstallerKeepsAnImageThatIsNamed(t *testing.T) {
+	clone := t.TempDir()
+	for _, dir := range []string{"config", "hack"} {
+		if err := os.MkdirAll(filepath.Join(clone, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.CopyFS(filepath.Join(clone, "config"), os.DirFS(configDir)); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile("../../hack/install.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(clone, "hack", "install.sh"), text, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(clone, "config", "default", "kustomization.yaml")
+	text, err = os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const ours = "- name: holdfast-dev/manager\n"
+	if !bytes.Contains(text, []byte(ours)) {
+		t.Fatal("config/default sets no image of the manager")
+	}
+	text = bytes.Replace(text, []byte(ours), []byte(ours+"  newName: registry.example.com/named\n"), 1)
+	if err := os.WriteFile(path, text, 0o644); err != nil {
+		t.Fatal(err)
+	}
+
+	whole, err := scriptIn(t, clone, "render", "", kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(whole, "image: registry.example.com/named:dev\n"); n != 2 || strings.Contains(whole, "image: holdfast-dev/") {
+		t.Errorf("the image that was named is there %d times", n)
+	}
+	if _, err := scriptIn(t, clone, "render", "registry.example.com/other:1", kubeconfig); err == nil || !strings.Contains(err.Error(), "leave IMG out") {
+		t.Errorf("another image by IMG: %v", err)
+	}
+}
+
+// Without a cluster nothing is tried, and the first word is what to do.
+func TestTheInstallerNeedsACluster(t *testing.T) {
+	nowhere := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(nowhere, []byte(`
+apiVersion: v1
+kind: Config
+clusters: [{name: none, cluster: {server: "https://127.0.0.1:1"}}]
+users: [{name: none, user: {token: none}}]
+contexts: [{name: none, context: {cluster: none, user: none}}]
+current-context: none
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range []string{"deploy", "undeploy"} {
+		_, err := scriptIn(t, "../..", command, "", nowhere)
+		if err == nil || !strings.Contains(err.Error(), ": install: kubectl reaches no cluster: set KUBECONFIG. It says: ") {
+			t.Errorf("%s: %v", command, err)
+		}
 	}
 }
 
