@@ -29,6 +29,7 @@ import (
 	"github.com/valkey-io/valkey-go"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -941,6 +942,121 @@ func TestSecretRemembersTheStore(t *testing.T) {
 		t.Errorf("accepted, it is remembered as %q, %q and %q; before as %q and %q", e, d, l, next, domain)
 	}
 	w.holdOf(p, "k6", "5", "10")
+}
+
+// Where nothing else is remembered, the Secret is not believed over the server; and a store is remembered only once its
+// Secret tells of it.
+func TestSecretAndServerMustAgree(t *testing.T) {
+	w := newWorld(t)
+	w.permit()
+	s := w.redisStore("payments")
+	n := w.node(s)
+	w.create(s, w.budget("refunds", "payments"), w.tool("refund", "refunds"))
+	var p *process
+	run := func() {
+		t.Helper()
+		p = startAs(t, operatorUser, Options{DataDir: t.TempDir(), Controllers: true, Gateway: true, GatewayName: "both", Dial: n.dial})
+	}
+	epochKey, domainKey := w.key(epochOf, "payments"), w.key(keyDomainOf, "payments")
+	forget := func() {
+		t.Helper()
+		p.stop()
+		gone := map[string]*string{}
+		for key := range w.memory() {
+			if strings.HasSuffix(key, "."+w.ns+"_payments") {
+				gone[key] = nil
+			}
+		}
+		w.remember(gone)
+	}
+	secret := func(change func(annotations map[string]string)) map[string]string {
+		t.Helper()
+		var it corev1.Secret
+		must(t, w.get(workload.SecretName(s), &it))
+		if change != nil {
+			change(it.Annotations)
+			must(t, admin.Update(w.ctx, &it))
+		}
+		return it.Annotations
+	}
+	run()
+	eventually(t, func() error { return w.get(workload.Name(s), &appsv1.StatefulSet{}) })
+	n.start()
+	w.kubelet(s, "one")
+	w.claim(s, "any")
+	w.toolReady("refund")
+	epoch, domain := w.memory()[epochKey], w.memory()[domainKey]
+	forget()
+
+	secret(func(of map[string]string) { of[workload.KeyDomainAnnotation] = "another" })
+	run()
+	eventually(t, func() error {
+		var obj v1alpha1.IdempotencyStore
+		must(t, w.get("payments", &obj))
+		if c := find(obj.Status.Conditions, v1alpha1.ConditionReady); c == nil || c.Status != metav1.ConditionFalse ||
+			!strings.Contains(c.Message, workload.KeyDomainAnnotation) || !strings.Contains(c.Message, domainKey) {
+			return fmt.Errorf("it should say what does not fit: %s", asJSON(obj.Status.Conditions))
+		}
+		return nil
+	})
+	if _, err := w.try(p, "refund", "k1", "9", "10"); !errors.Is(err, store.ErrUnavailable) {
+		t.Errorf("nobody should be let in, got %v", said(err))
+	}
+	if m := w.memory(); m[epochKey] != "" || m[domainKey] != "" {
+		t.Errorf("remembered are %q and %q", m[epochKey], m[domainKey])
+	}
+	secret(func(of map[string]string) { delete(of, workload.KeyDomainAnnotation) })
+	w.toolReady("refund")
+	if m := w.memory(); m[epochKey] != epoch || m[domainKey] != domain {
+		t.Errorf("remembered are %q and %q, and should be %q and %q", m[epochKey], m[domainKey], epoch, domain)
+	}
+	eventually(t, func() error {
+		if is := secret(nil)[workload.KeyDomainAnnotation]; is != domain {
+			return fmt.Errorf("the Secret tells of key domain %q, and should of %q", is, domain)
+		}
+		return nil
+	})
+	forget()
+
+	// Of a Secret that tells nothing and cannot be written, the operator may only read.
+	secret(func(of map[string]string) {
+		for name := range of {
+			if slices.Contains([]string{"memory-of", "epoch", "key-domain", "loss", "seen", "spent"}, strings.TrimPrefix(name, v1alpha1.GroupName+"/")) {
+				delete(of, name)
+			}
+		}
+	})
+	must(t, admin.Delete(w.ctx, &rbacv1.RoleBinding{ObjectMeta: w.meta(deployerRole)}))
+	w.create(&rbacv1.Role{ObjectMeta: w.meta("reads"), Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"}}}},
+		&rbacv1.RoleBinding{
+			ObjectMeta: w.meta("reads"), RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "reads"},
+			Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: operatorNamespace, Name: "holdfast-manager"}},
+		})
+	operator := &Deployer{live: as(operatorUser)}
+	eventually(t, func() error {
+		if missing, err := operator.missingRight(w.ctx, w.ns); err != nil || missing != "create secrets" {
+			return fmt.Errorf("the operator should only read Secrets, and lacks %q (%v)", missing, err)
+		}
+		return nil
+	})
+	run()
+	w.condition(&v1alpha1.IdempotencyStore{}, "payments", v1alpha1.ConditionDeployed, metav1.ConditionFalse, reasonNotPermitted)
+	eventually(t, func() error {
+		_, err := w.try(p, "refund", "k2", "9", "10")
+		if !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "note in the store's Secret") {
+			return fmt.Errorf("nobody should be let in before the Secret tells of the store, got %v", said(err))
+		}
+		return nil
+	})
+	if m := w.memory(); m[epochKey] != "" || m[domainKey] != "" {
+		t.Errorf("remembered are %q and %q, and the Secret tells of neither", m[epochKey], m[domainKey])
+	}
+	w.permit()
+	w.toolReady("refund")
+	w.pay(p, "refund", "k3", "9", "10", guard.AttemptSucceeded)
+	if is, m := secret(nil), w.memory(); is[v1alpha1.GroupName+"/epoch"] != epoch || m[epochKey] != epoch {
+		t.Errorf("the Secret tells of epoch %q and the ConfigMap of %q, and both should of %q", is[v1alpha1.GroupName+"/epoch"], m[epochKey], epoch)
+	}
 }
 
 // What the Secret of one namespace says changes nothing for a store of another one: no epoch is remembered that no

@@ -356,12 +356,18 @@ func (r *StoreReconciler) look(parent context.Context, obj *v1alpha1.Idempotency
 			return v, errors.Join(err, r.disown(ctx, nn, s, standing.Epoch))
 		}
 		if r.Leading() && l != "" {
+			if other := r.sameDomain(nn, obj, standing, remembered, known); other != nil {
+				return v, errors.Join(err, other)
+			}
 			return r.accepted(parent, obj, o, standing, known, v, err)
 		}
 		return v, err
 	}
 	if err != nil {
 		return v, failNew(err)
+	}
+	if err := r.sameDomain(nn, obj, standing, remembered, known); err != nil {
+		return v, fail(err)
 	}
 	if is := remembered.kept(nn); standing.Epoch == "" || is.Epoch == "" || is.KeyDomain == "" || is.Loss != known.kept(nn).Loss {
 		if !r.Leading() {
@@ -371,7 +377,7 @@ func (r *StoreReconciler) look(parent context.Context, obj *v1alpha1.Idempotency
 			// There it may say that a memory was lost, or that there was one.
 			return v, failNew(fmt.Errorf("%w: nothing is remembered of the store, and what its Secret says of it could not be read: %s", store.ErrUnavailable, v.deployed.Message))
 		}
-		if standing, err = r.begin(ctx, nn, o, standing, known); err != nil {
+		if standing, err = r.begin(ctx, obj, o, standing, known, v.deployed); err != nil {
 			return v, fail(err)
 		}
 		if known, err = r.known(ctx, nn, v.deployed); err != nil {
@@ -418,13 +424,32 @@ func (r *StoreReconciler) known(ctx context.Context, nn types.NamespacedName, d 
 	return remembered.with(nn, d.says())
 }
 
+// sameDomain refuses what the Secret alone says of the key domain where the server shows another
+// one: by the wrong one the provider would take what was paid for something new.
+func (r *StoreReconciler) sameDomain(nn types.NamespacedName, obj *v1alpha1.IdempotencyStore, is store.Standing, remembered, known storeMemory) error {
+	says := known.keyDomain(nn)
+	if remembered.keyDomain(nn) != "" || says == "" || is.KeyDomain == "" || says == is.KeyDomain {
+		return nil
+	}
+	return fmt.Errorf("%w: Secret %s/%s tells of another key domain than the store's server, and nothing else is remembered. "+
+		"To go on with the server's, remove the annotation %s. If the server has the wrong one, because its memory was exchanged and that loss accepted, "+
+		"write the right one in the %s, under the key %q", store.ErrUnavailable, nn.Namespace, workload.SecretName(obj), workload.KeyDomainAnnotation, r.Memory, memoryKey(keyDomainOf, nn))
+}
+
 // keep notes in a deployed store's Secret what is remembered of it.
 func (r *StoreReconciler) keep(ctx context.Context, obj *v1alpha1.IdempotencyStore, d *Deployed, is workload.Kept) error {
 	if d == nil || d.kept == nil || d.kept.Says(is) {
 		return nil
 	}
 	err := r.Deployer.keep(ctx, obj, is)
-	if err != nil && d.kept.Identity().Says(is.Identity()) {
+	if err == nil {
+		if is.Loss == "" {
+			is.Loss = d.kept.Loss // it stays in the Secret
+		}
+		*d.kept = is
+		return nil
+	}
+	if d.kept.Identity().Says(is.Identity()) {
 		// How far it has come is noted later, and stands in the ConfigMap.
 		log.FromContext(ctx).Error(err, "how far the store has come could not be noted in its Secret")
 		return nil
@@ -544,7 +569,8 @@ func (r *StoreReconciler) spend(ctx context.Context, obj *v1alpha1.IdempotencySt
 }
 
 // begin gives a store its identity at its first use, and remembers it.
-func (r *StoreReconciler) begin(ctx context.Context, nn types.NamespacedName, o *openStore, standing store.Standing, known storeMemory) (store.Standing, error) {
+func (r *StoreReconciler) begin(ctx context.Context, obj *v1alpha1.IdempotencyStore, o *openStore, standing store.Standing, known storeMemory, d *Deployed) (store.Standing, error) {
+	nn := client.ObjectKeyFromObject(obj)
 	if standing.Epoch == "" {
 		// The store first, then the memory of it: what is between the two is adopted at
 		// the next visit, and never read as a loss.
@@ -570,7 +596,14 @@ func (r *StoreReconciler) begin(ctx context.Context, nn types.NamespacedName, o 
 	if seen.clock.IsZero() || known.epoch(nn) != standing.Epoch {
 		seen = sight(standing) // else its clock is still to be judged by what was seen
 	}
-	if err := r.Memory.rememberStore(ctx, nn, id, known.kept(nn).Loss, seen); err != nil {
+	// The Secret before the ConfigMap, with which the gateways serve: what they pay is then never
+	// forgotten with the operator's namespace.
+	kept := known.kept(nn)
+	kept.Epoch, kept.KeyDomain, kept.Seen = id.Epoch, id.KeyDomain, seen.String()
+	if err := r.keep(ctx, obj, d, kept); err != nil {
+		return standing, fmt.Errorf("%w: note in the store's Secret what is remembered of it: %w", store.ErrUnavailable, err)
+	}
+	if err := r.Memory.rememberStore(ctx, nn, id, kept.Loss, seen); err != nil {
 		return standing, fmt.Errorf("%w: %w", store.ErrUnavailable, err)
 	}
 	return standing, nil

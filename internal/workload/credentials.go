@@ -55,7 +55,7 @@ const (
 	// before the loss.
 	memoryOfAnnotation  = v1alpha1.GroupName + "/memory-of"
 	epochAnnotation     = v1alpha1.GroupName + "/epoch"
-	keyDomainAnnotation = v1alpha1.GroupName + "/key-domain"
+	KeyDomainAnnotation = v1alpha1.GroupName + "/key-domain"
 	lossAnnotation      = v1alpha1.GroupName + "/loss"
 	seenAnnotation      = v1alpha1.GroupName + "/seen"
 	spentAnnotation     = v1alpha1.GroupName + "/spent"
@@ -136,7 +136,7 @@ func (c Credentials) Kept() Kept {
 	if of[memoryOfAnnotation] != c.memoryOf() {
 		return Kept{}
 	}
-	return Kept{Epoch: of[epochAnnotation], KeyDomain: of[keyDomainAnnotation], Loss: of[lossAnnotation], Seen: of[seenAnnotation], Spent: of[spentAnnotation]}
+	return Kept{Epoch: of[epochAnnotation], KeyDomain: of[KeyDomainAnnotation], Loss: of[lossAnnotation], Seen: of[seenAnnotation], Spent: of[spentAnnotation]}
 }
 
 // Keep writes it. A loss of the store's own is never taken away: it stays where k has none.
@@ -145,7 +145,7 @@ func (c Credentials) Keep(k Kept) {
 		k.Loss = c.Kept().Loss
 	}
 	for name, value := range map[string]string{
-		memoryOfAnnotation: c.memoryOf(), epochAnnotation: k.Epoch, keyDomainAnnotation: k.KeyDomain,
+		memoryOfAnnotation: c.memoryOf(), epochAnnotation: k.Epoch, KeyDomainAnnotation: k.KeyDomain,
 		lossAnnotation: k.Loss, seenAnnotation: k.Seen, spentAnnotation: k.Spent,
 	} {
 		if c.annotate(name, value); value == "" {
