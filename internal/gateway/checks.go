@@ -81,10 +81,10 @@ func (c *Checker) pass(ctx context.Context) {
 	}
 	for _, served := range c.engines() {
 		for _, key := range served.Engine.DueResumes() {
-			c.add(key.Namespace, job{id{served.Engine, key, true}, func() { c.resume(ctx, served, key) }})
+			c.add(key.Namespace, job{id{served.Engine, key, true}, true, func() { c.resume(ctx, served, key) }})
 		}
 		for _, key := range served.Engine.DueChecks() {
-			c.add(key.Namespace, job{id{served.Engine, key, false}, func() { c.one(ctx, served, key) }})
+			c.add(key.Namespace, job{id{served.Engine, key, false}, false, func() { c.one(ctx, served, key) }})
 		}
 	}
 }

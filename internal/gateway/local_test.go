@@ -385,12 +385,21 @@ func TestASettlementThatIsRefusedLeavesALine(t *testing.T) {
 		"too large": {func(_ *rig, a *ask) {
 			a.body = strings.TrimSuffix(a.body, "}") + `,"detail":"` + strings.Repeat("x", small) + `"}`
 		}, 413, "Succeeded"},
+		"a long result before the reference": {func(_ *rig, a *ask) {
+			const reference = `"provider_reference":"pay_1"`
+			a.body = strings.Replace(strings.Replace(a.body, `"attempt":1`, `"attempt":2`, 1), reference+",", "", 1)
+			a.body = strings.Replace(a.body, `{"id":"pay_1",`, `{"id":"`+strings.Repeat("x", maxUnsettled)+`",`, 1)
+			a.body = strings.TrimSuffix(a.body, "}") + "," + reference + "}"
+		}, 404, "Succeeded"},
 		"cannot be read":  {func(_ *rig, a *ask) { a.body = strings.TrimSuffix(a.body, "}") }, 400, "Succeeded"},
 		"another outcome": {func(_ *rig, a *ask) { a.body = strings.Replace(a.body, "Succeeded", "Done", 1) }, 400, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := setUp(t, func(o *Options) {
 				o.MaxCalls, o.MaxRequestBytes = 1, small
+				if strings.Contains(name, "long") {
+					o.MaxRequestBytes = 4 * maxUnsettled
+				}
 				ordinary := o.Log
 				o.Evidence = funcr.New(func(_, args string) { ordinary.Info("evidence " + args) }, funcr.Options{})
 			})

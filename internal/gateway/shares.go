@@ -1,12 +1,13 @@
 // This file is how the checks and the resumes of many namespaces share one gateway: a place that
-// becomes free goes to a namespace that has fewest, and none has more than its share. So a
-// namespace whose provider does not answer slows itself, and leaves places to the others.
+// becomes free goes to a namespace that has fewest, none has more than its share, and the last one
+// is only for a namespace that has none. So namespaces whose providers do not answer slow
+// themselves, and leave a place to the others. A resume, which has a window, comes before the checks.
 
 package gateway
 
 import "sync"
 
-// maxQueued is how much of one namespace may wait for a place. What does not find room the next
+// maxQueued is how many checks, and how many resumes, of one namespace may wait for a place. What does not find room the next
 // sweep finds again.
 const maxQueued = 512
 
@@ -17,7 +18,7 @@ type shares struct {
 	mu      sync.Mutex
 	taken   int
 	of      map[string]int
-	waiting map[string][]job
+	waiting map[string]*queued
 	// known is what waits or is being done: nothing is there twice.
 	known map[any]bool
 	ended bool
@@ -25,25 +26,49 @@ type shares struct {
 	making sync.WaitGroup
 }
 
-// job is something to be done for a namespace; id tells it from others.
+// job is something to be done for a namespace; id tells it from others. first: it comes before
+// those that are not.
 type job struct {
-	id any
-	do func()
+	id    any
+	first bool
+	do    func()
 }
 
+// queued are the jobs of one namespace that wait, in turn.
+type queued struct{ first, rest []job }
+
+// of is where a job waits.
+func (q *queued) of(first bool) *[]job {
+	if first {
+		return &q.first
+	}
+	return &q.rest
+}
+
+func (q *queued) empty() bool { return len(q.first) == 0 && len(q.rest) == 0 }
+
 func newShares(total int) *shares {
-	return &shares{total: total, each: max(1, total*3/4), of: map[string]int{}, waiting: map[string][]job{}, known: map[any]bool{}}
+	return &shares{total: total, each: max(1, total*3/4), of: map[string]int{}, waiting: map[string]*queued{}, known: map[any]bool{}}
 }
 
 // add has something done once there is a place for it. It does not wait for that.
 func (s *shares) add(namespace string, j job) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ended || s.known[j.id] || len(s.waiting[namespace]) >= maxQueued {
+	if s.ended || s.known[j.id] {
+		return
+	}
+	q := s.waiting[namespace]
+	if q == nil {
+		q = &queued{}
+		s.waiting[namespace] = q
+	}
+	line := q.of(j.first)
+	if len(*line) >= maxQueued {
 		return
 	}
 	s.known[j.id] = true
-	s.waiting[namespace] = append(s.waiting[namespace], j)
+	*line = append(*line, j)
 	s.begin()
 }
 
@@ -52,15 +77,17 @@ func (s *shares) begin() {
 	for s.taken < s.total {
 		namespace, found := "", false
 		for name := range s.waiting {
-			if s.of[name] < s.each && (!found || s.of[name] < s.of[namespace]) {
+			if s.may(name) && (!found || s.of[name] < s.of[namespace]) {
 				namespace, found = name, true
 			}
 		}
 		if !found {
 			return
 		}
-		j := s.waiting[namespace][0]
-		if s.waiting[namespace] = s.waiting[namespace][1:]; len(s.waiting[namespace]) == 0 {
+		q := s.waiting[namespace]
+		line := q.of(len(q.first) > 0)
+		j := (*line)[0]
+		if *line = (*line)[1:]; q.empty() {
 			delete(s.waiting, namespace)
 		}
 		s.taken++
@@ -70,6 +97,12 @@ func (s *shares) begin() {
 			j.do()
 		})
 	}
+}
+
+// may says whether a namespace may have one of the places that are free.
+func (s *shares) may(namespace string) bool {
+	has := s.of[namespace]
+	return has == 0 || has < s.each && s.taken < s.total-1
 }
 
 // done takes the place of a job back.

@@ -20,7 +20,9 @@ func newJobs(t *testing.T, total int) *jobs {
 	return &jobs{t: t, s: newShares(total), goOn: map[string]chan struct{}{}}
 }
 
-func (j *jobs) add(namespace string, n int) {
+func (j *jobs) add(namespace string, n int) { j.put(namespace, n, false) }
+
+func (j *jobs) put(namespace string, n int, first bool) {
 	id := fmt.Sprintf("%s-%d", namespace, n)
 	goOn := make(chan struct{})
 	j.mu.Lock()
@@ -28,7 +30,7 @@ func (j *jobs) add(namespace string, n int) {
 		j.goOn[id] = goOn
 	}
 	j.mu.Unlock()
-	j.s.add(namespace, job{id: id, do: func() {
+	j.s.add(namespace, job{id: id, first: first, do: func() {
 		j.mu.Lock()
 		j.doing = append(j.doing, id)
 		j.mu.Unlock()
@@ -78,7 +80,7 @@ func (j *jobs) end() <-chan struct{} {
 	return ended
 }
 
-// A namespace whose provider hangs leaves places to the others, and they are served in turn.
+// Namespaces whose providers hang leave places to the others, and they are served in turn.
 func TestNamespacesShareThePlaces(t *testing.T) {
 	j := newJobs(t, 8)
 	for n := range 20 {
@@ -90,26 +92,37 @@ func TestNamespacesShareThePlaces(t *testing.T) {
 	for n := range 4 {
 		j.add("b", n)
 	}
-	if of := j.wait(8); of["b"] != 2 {
-		t.Fatalf("begun: %v", of)
+	if of := j.wait(7); of["b"] != 1 {
+		t.Fatalf("two that hang leave no place: %v", of)
 	}
-	// All are taken. What becomes free goes to who has fewest.
+	// The last one is for who has none.
 	j.add("c", 0)
-	j.letGo("a-0")
-	if of := j.wait(9); of["c"] != 1 {
+	if of := j.wait(8); of["c"] != 1 {
 		t.Fatalf("begun: %v", of)
 	}
+	// What becomes free is the last one again, and then goes to who has fewest.
+	j.letGo("a-0")
+	eventually(t, "the place is free", func() bool {
+		j.s.mu.Lock()
+		defer j.s.mu.Unlock()
+		return j.s.taken == 7
+	})
+	j.wait(8)
 	j.letGo("a-1")
-	if of := j.wait(10); of["b"] != 3 {
+	if of := j.wait(9); of["b"] != 2 {
+		t.Fatalf("begun: %v", of)
+	}
+	j.add("d", 0)
+	if of := j.wait(10); of["d"] != 1 {
 		t.Fatalf("begun: %v", of)
 	}
 	// What waits or is being done is not taken a second time.
 	j.add("b", 3)
 	j.add("b", 0)
 	j.s.mu.Lock()
-	waiting := len(j.s.waiting["b"])
+	waiting := len(j.s.waiting["b"].rest)
 	j.s.mu.Unlock()
-	if waiting != 1 {
+	if waiting != 2 {
 		t.Errorf("%d of b wait", waiting)
 	}
 	// At the end nothing more begins, and what was begun is waited for.
@@ -123,7 +136,7 @@ func TestNamespacesShareThePlaces(t *testing.T) {
 		}
 	}
 	<-ended
-	if n := len(j.wait(10)); n != 3 {
+	if n := len(j.wait(10)); n != 4 {
 		t.Errorf("%d namespaces had a place", n)
 	}
 }
@@ -136,7 +149,7 @@ func TestWhatWaitsForAPlaceIsBounded(t *testing.T) {
 	}
 	j.wait(1)
 	j.s.mu.Lock()
-	n := len(j.s.waiting["a"])
+	n := len(j.s.waiting["a"].rest)
 	j.s.mu.Unlock()
 	if n != maxQueued {
 		t.Errorf("%d wait", n)
@@ -147,4 +160,27 @@ func TestWhatWaitsForAPlaceIsBounded(t *testing.T) {
 	j.letGo("a-1")
 	<-ended
 	j.wait(2)
+}
+
+// A resume has a window: it does not stand behind the checks of its namespace, nor is it left out for them.
+func TestResumesComeBeforeChecks(t *testing.T) {
+	j := newJobs(t, 1)
+	for n := range maxQueued + 10 {
+		j.add("a", n)
+	}
+	j.wait(1)
+	j.put("a", 1000, true)
+	j.put("a", 1001, true)
+	j.letGo("a-0")
+	j.wait(2)
+	j.letGo("a-1000")
+	j.wait(3)
+	j.letGo("a-1001")
+	j.wait(4)
+	ended := j.end()
+	j.letGo("a-1")
+	<-ended
+	if want := "[a-0 a-1000 a-1001 a-1]"; fmt.Sprint(j.doing) != want {
+		t.Errorf("done were %v, want %s", j.doing, want)
+	}
 }

@@ -15,7 +15,8 @@ import (
 	"github.com/holdfast-dev/holdfast/internal/guard"
 )
 
-// maxUnsettled is how much of the body of a refused settlement is looked at.
+// maxUnsettled is how much of the body of a refused settlement is still read to be looked at. What
+// was read before is looked at as it is.
 const maxUnsettled = 64 << 10
 
 // notSettled notes what a refused settlement would have said, and words its refusal, and
@@ -44,10 +45,10 @@ func (c *call) notSettled(p *problem) {
 		// What came until then is looked at, whatever ended it.
 		c.sent, _ = io.ReadAll(io.LimitReader(c.r.Body, maxUnsettled))
 	}
-	c.saidUnsettled(c.sent[:min(len(c.sent), maxUnsettled)])
+	c.saidUnsettled(c.sent)
 }
 
-// saidUnsettled takes from the beginning of a settlement what can be understood of it.
+// saidUnsettled takes from a settlement what can be understood of it, as far as it came.
 func (c *call) saidUnsettled(body []byte) {
 	d := json.NewDecoder(bytes.NewReader(body))
 	if open, err := d.Token(); err != nil || open != json.Delim('{') {

@@ -22,16 +22,17 @@ import (
 // any other error means that nobody knows, and a person must decide.
 type Func func(ctx context.Context, a *Attempt) (Result, error)
 
-// settlement is what an attempt came to, as it is sent.
+// settlement is what an attempt came to, as it is sent. The result is the last: of a settlement
+// that is refused the beginning may be all that the gateway reads, and logs.
 type settlement struct {
 	Attempt           int         `json:"attempt"`
 	Fence             string      `json:"fence"`
 	Outcome           string      `json:"outcome"`
-	Result            *wireResult `json:"result,omitempty"`
 	ProviderReference string      `json:"provider_reference,omitempty"`
 	Detail            string      `json:"detail,omitempty"`
 	RetryAfter        int64       `json:"retry_after,omitempty"`
 	SentLate          bool        `json:"sent_late,omitempty"`
+	Result            *wireResult `json:"result,omitempty"`
 }
 
 type wireResult struct {

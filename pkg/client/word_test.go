@@ -82,6 +82,8 @@ type madeUp struct {
 	asked map[string]int
 	// settling is called for each settlement.
 	settling func()
+	// brought is the last settlement.
+	brought string
 }
 
 func (m *madeUp) count(what string) int {
@@ -99,8 +101,16 @@ func (m *madeUp) left(t *testing.T, want int) {
 
 func (m *madeUp) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	what := filepath.Base(r.URL.Path)
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
 	m.mu.Lock()
 	m.asked[what]++
+	if what == "settle" {
+		m.brought = string(body)
+	}
 	if what == "settle" && m.settling != nil {
 		m.settling()
 	}
@@ -357,6 +367,21 @@ func TestRecoverKeepsNobodyBack(t *testing.T) {
 	m.left(t, 1)
 	if paid.Load() != 2 {
 		t.Errorf("run %d times", paid.Load())
+	}
+}
+
+// Of a settlement that is refused the gateway may read the beginning alone: the reference is there, however long the result.
+func TestTheReferenceComesBeforeTheResult(t *testing.T) {
+	m := makeUp(t, map[string][]said{"claim": {mayRun}, "settle": {{200, "ALLOW", "Succeeded", `{"state":"Succeeded"}`}}})
+	_, err := m.Do(within(t, time.Minute), client.Intent{Tool: "tool", ID: "a"}, func(context.Context, *client.Attempt) (client.Result, error) {
+		return client.Result{Body: []byte(strings.Repeat("x", 1<<17)), ProviderReference: "pay_1"}, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	reference, result := strings.Index(m.brought, `"provider_reference":"pay_1"`), strings.Index(m.brought, `"result":`)
+	if reference < 0 || result < reference || len(m.brought) < 1<<17 {
+		t.Errorf("of %d bytes the reference is at %d, and the result at %d", len(m.brought), reference, result)
 	}
 }
 
