@@ -310,7 +310,7 @@ func (e *Engine) begin(cur *record, c Call, p Policy, now time.Time) *record {
 		next.Imported, next.CallerUID = false, c.CallerUID
 		next.IdentityHash, next.AmountHash, next.RecipientHash = c.IdentityHash, c.AmountHash, c.RecipientHash
 	}
-	next.Policy = p
+	next.adopt(p)
 	next.charge(p)
 	next.State, next.Changed, next.Response = InFlight, now, nil
 	lease := e.lease(p)
@@ -576,7 +576,7 @@ func (e *Engine) exactMatch(ctx context.Context, obs []obstacle, now time.Time) 
 // holdCall writes the hold of a call that may not be sent. remembered: what is known of
 // the intent is all that was ever done.
 func (e *Engine) holdCall(ctx context.Context, cur **record, next *record, p Policy, h *hold, remembered bool, now time.Time) (Answer, bool, error) {
-	next.Policy = p
+	next.adopt(p)
 	next.charge(p)
 	nonce := e.o.Nonce()
 	if !remembered {

@@ -413,7 +413,8 @@ func (e *Engine) afterAnswer(cur *record, c *Check, res CheckResult, now time.Ti
 		return e.foundPaid(cur, next, a, res, p)
 	}
 	if !current {
-		return p, false, nil // it was decided meanwhile, or another attempt was made
+		// It was decided meanwhile, or another attempt was made.
+		return p, res.Outcome == AttemptPending && e.acceptedAfterAll(next, a, &p), nil
 	}
 	next.Checks.Next = next.afterCheck(now)
 	p.keepMarks = true
@@ -435,6 +436,21 @@ func (e *Engine) afterAnswer(cur *record, c *Check, res CheckResult, now time.Ti
 		e.saidFailed(next, c, res, first, &p)
 	}
 	return p, true, nil
+}
+
+// acceptedAfterAll takes word that an attempt about which nobody asks any more was accepted;
+// false: that was known, or does not matter any more.
+func (e *Engine) acceptedAfterAll(next *record, a *attempt, p *pending) bool {
+	if e.o.mutation == earlierKeyUnheard || a.Outcome == AttemptSucceeded || a.Accepted && !a.Denied && a.unknown() {
+		return false
+	}
+	was := a.Excused || a.Denied || a.Outcome.movedNothing()
+	p.on, p.keepMarks = onLateEvidence, next.State == InFlight
+	next.Changed = p.now
+	a.Outcome, a.Accepted, a.Denied, a.Late = AttemptUnknown, true, false, true
+	next.doubt()
+	e.reopen(next, a, was, false, p.nonce, p.now)
+	return true
 }
 
 // toldOfClosed takes what a check says of an intent that a person has closed. Nothing that
@@ -534,6 +550,8 @@ func (e *Engine) mayFail(r *record, c *Check, now time.Time) bool {
 		return false
 	case r.Checks.Late && e.o.mutation != absenceCounts:
 		return false
+	case e.reopened(r) != nil:
+		return false // of what was sent under an earlier key it says nothing
 	}
 	// As it was when the provider was asked, and still is.
 	return c.visible && e.visible(r, now)

@@ -87,6 +87,7 @@ func (b *body) fields(c *coder) {
 	integer(c, 42, &b.SpendPass)
 	pointer(c, 50, &b.Registration, (*Registration).fields)
 	integer(c, 60, &b.RulePass)
+	integer(c, 61, &b.KeyWindow)
 }
 
 func (p *Policy) fields(c *coder) {

@@ -289,9 +289,7 @@ func (e *Engine) write(p pending) (store.Write, error) {
 		}
 		w.Marks = e.mutatedMarks(p.to, at)
 	}
-	if to == Registered || from == Registered {
-		w.Meters = append(w.Meters, p.to.registeredMeter(from == None))
-	}
+	w.Meters = append(w.Meters, p.registeredMeters()...)
 	if to == Held || from == Held {
 		w.Meters = append(w.Meters, p.to.heldMeters(p.limited)...)
 	}

@@ -73,7 +73,7 @@ type attempt struct {
 	Accepted bool // the upstream answered 202
 	// Resumed: it sent what an earlier attempt had sent, whose outcome is unknown.
 	Resumed bool
-	// Wall is the beginning by the own clock of the process that made it, where it may be resumed.
+	// Wall is the beginning by the own clock of the process that made it; zero: it is not known.
 	Wall time.Time
 	// Lost stands for all attempts that the store may have forgotten. Whoever accepted
 	// the loss has waited until what they moved would be visible.
@@ -199,6 +199,9 @@ type body struct {
 	// RulePass is the number of the first attempt that a person has let pass the rules that
 	// hold; 0: none.
 	RulePass int
+	// KeyWindow is how long the provider knows the present key, by the least that earlier
+	// policies have said since an attempt under it may have been paid; 0: none has.
+	KeyWindow time.Duration
 }
 
 type record struct {
@@ -433,11 +436,12 @@ func (r *record) watched() string {
 
 // waitOver is when a payment of the attempts that are unknown would be visible, or never
 // will be; zero if there is none for which somebody has to wait. A release was taken only
-// after that time, so what it counts as nothing moved was waited for.
+// after that time, so what it counts as nothing moved was waited for: under an earlier key
+// that is all, but for what late word has reopened.
 func (r *record) waitOver() (at time.Time, watch time.Duration) {
 	for i := range r.Attempts {
 		a := &r.Attempts[i]
-		if !a.unknown() || a.Excused || a.Lost || a.Generation != r.Generation {
+		if !a.unknown() || a.Excused || a.Lost {
 			continue
 		}
 		end := a.LeaseEnd

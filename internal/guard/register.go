@@ -100,18 +100,30 @@ func registeredMeter(budget, caller string) string {
 	return lengthPrefixed(registeredOf, budget, caller)
 }
 
-// registeredMeters begins every one of them.
-var registeredMeters = lengthPrefixed(registeredOf)
+// everyRegistered begins every one of them.
+var everyRegistered = lengthPrefixed(registeredOf)
 
-func isRegistered(e store.MeterEntry) bool { return strings.HasPrefix(e.Meter, registeredMeters) }
+func isRegistered(e store.MeterEntry) bool { return strings.HasPrefix(e.Meter, everyRegistered) }
 
-// registeredMeter counts the record while it is registered and was not sent, among those of its caller.
-func (r *record) registeredMeter(limited bool) store.MeterEntry {
-	m := store.MeterEntry{Meter: registeredMeter(r.Policy.Budget, r.Caller)}
-	if r.State == Registered {
-		m.Amount, m.Limit = "1", limitText(r.Policy.MaxRegisteredPerCaller, limited)
+// registeredMeters count the record while it is registered and was not sent, among those of its caller.
+//
+// It leaves the count of the budget in which it was registered, which need not be the tool's
+// any more. A process of an earlier version may have sent it and left it in there: so it leaves
+// once more wherever it stays for long.
+func (p *pending) registeredMeters() []store.MeterEntry {
+	to := p.to
+	m := store.MeterEntry{Meter: registeredMeter(to.Policy.Budget, to.Caller)}
+	switch {
+	case to.State == Registered:
+		m.Amount, m.Limit = "1", limitText(to.Policy.MaxRegisteredPerCaller, p.from == nil)
+	case p.from == nil:
+		return nil
+	case p.from.State == Registered:
+		m.Meter = registeredMeter(p.from.Policy.Budget, to.Caller)
+	case to.Registration == nil || to.State != Held && !to.State.Settled():
+		return nil
 	}
-	return m
+	return []store.MeterEntry{m}
 }
 
 // tooMany answers a registration that finds as many others of its caller as the budget allows.

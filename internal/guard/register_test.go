@@ -680,3 +680,54 @@ func TestRegistrationsAreRated(t *testing.T) {
 		})
 	}
 }
+
+// Whoever leaves the registered ones leaves those of the budget in which it was registered.
+func TestARegistrationLeavesTheBudgetThatItWasIn(t *testing.T) {
+	for name, leave := range map[string]func(*story, Call, Policy){
+		"it is sent": func(s *story, c Call, p Policy) { s.sendUnder(c, p) },
+		"it is held": func(s *story, c Call, p Policy) {
+			s.wantHeld(s.admitUnder(c, p.WithRules(func(*Call) (Ruling, error) { return Ruling{Hold: "above"}, nil })), ApprovalRequired)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := tell(t)
+			p := storyPolicy()
+			p.MaxRegisteredPerCaller = 1
+			s.want(s.register(stated(s.order(1)), Registration{}, "", p), Allow, "")
+			s.want(s.register(stated(s.order(2)), Registration{}, "", p), Deny, ReasonTooManyRegistered)
+			other := p
+			other.Budget = "another"
+			leave(s, s.order(1), other)
+			s.want(s.register(stated(s.order(2)), Registration{}, "", p), Allow, "")
+		})
+	}
+}
+
+// A process of an earlier version has sent it and left it among the registered ones.
+func TestARegistrationThatWasLeftBehindLeavesLater(t *testing.T) {
+	for name, end := range map[string]func(*story, *Ticket){
+		"settled":   func(s *story, sent *Ticket) { s.settle(sent, paid("re_1")) },
+		"held":      func(s *story, sent *Ticket) { s.settle(sent, lost()) },
+		"the sweep": func(s *story, _ *Ticket) { s.sweep(); s.pass(gone); s.sweep() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := tell(t)
+			p := storyPolicy()
+			p.MaxRegisteredPerCaller = 1
+			s.want(s.register(stated(s.order(1)), Registration{}, "", p), Allow, "")
+			sent := s.sendUnder(s.order(1), p)
+			r := s.record(s.order(1).Key)
+			w, err := s.write(pending{from: r, to: r.clone(), on: onRegister, now: r.Changed, nonce: s.o.Nonce(), keepMarks: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.Meters = append(w.Meters, store.MeterEntry{Meter: registeredMeter(p.Budget, r.Caller), Amount: "1"})
+			if res, err := s.bolt.Update(s.ctx, w); err != nil || res.Outcome != store.Written {
+				t.Fatalf("%+v, %v", res, err)
+			}
+			s.want(s.register(stated(s.order(2)), Registration{}, "", p), Deny, ReasonTooManyRegistered)
+			end(s, sent)
+			s.want(s.register(stated(s.order(2)), Registration{}, "", p), Allow, "")
+		})
+	}
+}

@@ -66,10 +66,11 @@ func (r *record) boundTo() []byte {
 // keep keeps the request of a call whose attempt is about to begin, if it could be sent again.
 func (r *record) keep(c *Call, own Reading) error {
 	r.Kept, r.NotKept = nil, ""
+	// Also where the tool does not say so yet: by the time it does, the key has its age.
+	r.last().Wall = own.Wall.Round(0).UTC()
 	if r.Policy.Resume == nil {
 		return nil
 	}
-	r.last().Wall = own.Wall.Round(0).UTC()
 	if c.Keep == nil {
 		r.NotKept = c.NotKept
 		return nil
@@ -103,7 +104,7 @@ func (e *Engine) neverResumed(r *record) string {
 	if first == nil || r.checked() == nil {
 		return "what was sent of it is not known"
 	}
-	if lost := e.o.LostAt; !lost.IsZero() && first.Started.Before(lost.Add(r.Policy.Resume.Window)) {
+	if lost := e.o.LostAt; !lost.IsZero() && first.Started.Before(lost.Add(r.window())) {
 		return "the store lost its memory, so it is not known since when the provider has had the key"
 	}
 	if len(r.Kept) == 0 {
@@ -111,6 +112,9 @@ func (e *Engine) neverResumed(r *record) string {
 			return r.NotKept
 		}
 		return "its request was not kept"
+	}
+	if a := e.reopened(r); a != nil {
+		return "attempt " + strconv.Itoa(a.Number) + ", under an earlier key, may be paid yet"
 	}
 	for i := range r.Attempts {
 		a := &r.Attempts[i]
@@ -141,7 +145,7 @@ func (e *Engine) underKey(r *record, now time.Time) time.Duration {
 		first = r.last()
 	}
 	byStore := e.noEarlier(now).Sub(first.Started)
-	if e.o.mutation == resumeByStore || first.Lost {
+	if e.o.mutation == resumeByStore || first.Lost || first.Wall.IsZero() {
 		return byStore
 	}
 	return max(byStore, e.o.Clock.Now().Wall.Sub(first.Wall))
@@ -153,14 +157,14 @@ func (e *Engine) resumeTooLate(r *record, window, settleAfter time.Duration, now
 	if r.overdue(e.noEarlier(now)) && e.o.mutation != expiredPass {
 		return causeNotValid + r.Registration.ValidUntil.UTC().Format(time.RFC3339)
 	}
-	return e.keyTooOld(r, window, settleAfter, now)
+	return e.keyTooOld(r, window, e.lease(r.Policy), settleAfter, now)
 }
 
-// keyTooOld says why the provider could not be relied upon to recognise what is sent now under
-// its present key; "": it could.
-func (e *Engine) keyTooOld(r *record, window, settleAfter time.Duration, now time.Time) string {
-	need := e.lease(r.Policy) + e.grace() + max(settleAfter, r.Policy.SettleAfter)
-	if age := e.underKey(r, now); age+need >= window && e.o.mutation != resumeAnyAge {
+// keyTooOld says why the provider could not be relied upon to recognise what is sent now, under
+// its present key and such a lease; "": it could.
+func (e *Engine) keyTooOld(r *record, window, lease, settleAfter time.Duration, now time.Time) string {
+	need := lease + e.grace() + max(settleAfter, r.Policy.SettleAfter)
+	if age := e.underKey(r, now); age >= window-need && e.o.mutation != resumeAnyAge {
 		return fmt.Sprintf("the provider knows the key for %s, and %s of that are over: a send now, with the %s that it may take, would come too late",
 			window, age.Round(time.Second), need)
 	}
@@ -175,14 +179,11 @@ func (e *Engine) keyTooOld(r *record, window, settleAfter time.Duration, now tim
 // Of an attempt that a lost memory may hide it is known only that it is not younger than the
 // loss. While it may yet be recognised, no key is safer than the one that it would have had.
 func (e *Engine) releaseTooLate(r *record, p Policy, now time.Time) string {
-	if r.Policy.Resume == nil || !r.unknownUnderKey() || e.o.mutation == releaseAnyAge {
+	window := shorter(r.window(), p.window())
+	if window == 0 || !r.unknownUnderKey() || e.o.mutation == releaseAnyAge {
 		return ""
 	}
-	window := r.Policy.Resume.Window
-	if p.Resume != nil {
-		window = min(window, p.Resume.Window)
-	}
-	if why := e.keyTooOld(r, window, p.SettleAfter, now); why != "" {
+	if why := e.keyTooOld(r, window, max(e.lease(r.Policy), e.lease(p)), p.SettleAfter, now); why != "" {
 		return why + causeForgottenKey
 	}
 	return ""
@@ -197,6 +198,37 @@ func (r *record) unknownUnderKey() bool {
 	return slices.ContainsFunc(r.Attempts, func(a attempt) bool {
 		return a.Generation == r.Generation && a.unknown() && !a.Denied
 	})
+}
+
+// window is how long the provider knows a key, as the policy says; 0: it does not say so.
+func (p *Policy) window() time.Duration {
+	if p.Resume == nil {
+		return 0
+	}
+	return p.Resume.Window
+}
+
+// window is how long the provider knows the record's present key, by the least that was said
+// since an attempt under it may have been paid; 0: nobody has said so.
+func (r *record) window() time.Duration { return shorter(r.KeyWindow, r.Policy.window()) }
+
+// shorter is the shorter one of two windows, of which 0 says nothing.
+func shorter(a, b time.Duration) time.Duration {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
+}
+
+// adopt has the record follow another policy. What the one before has said of the provider's
+// memory still binds while an attempt may have been paid: the tool may say something else for a
+// while, and the key is older by then.
+func (r *record) adopt(p Policy) {
+	known := r.window()
+	if r.KeyWindow = 0; r.unknownUnderKey() {
+		r.KeyWindow = known
+	}
+	r.Policy = p
 }
 
 // forgottenUnused is the step of a record that was released and can no longer be sent under
@@ -233,11 +265,12 @@ func (r *record) heldForKey(why string) *hold {
 // keyUntil is when the provider may have forgotten the key under which a released intent
 // would be sent again, by the store's clock; zero: never, or it does not matter.
 func (r *record) keyUntil(o Options) time.Time {
-	if r.Policy.Resume == nil || !r.unknownUnderKey() || o.mutation == releaseAnyAge {
+	window := r.window()
+	if window == 0 || !r.unknownUnderKey() || o.mutation == releaseAnyAge {
 		return time.Time{}
 	}
 	need := r.Policy.Timeout + o.Settlement + o.Margin + o.Grace + r.Policy.SettleAfter
-	return r.firstUnderKey().Started.Add(r.Policy.Resume.Window - need)
+	return r.firstUnderKey().Started.Add(window - need)
 }
 
 // planResume says when a record that has just been put on hold is sent again, or why it is not.
@@ -314,7 +347,7 @@ func (e *Engine) resumeExpired(r *record, now time.Time) *pending {
 	if r.State != Held || r.ResumeAt.IsZero() || e.jumped() != nil {
 		return nil
 	}
-	why := e.resumeTooLate(r, r.Policy.Resume.Window, 0, now)
+	why := e.resumeTooLate(r, r.window(), 0, now)
 	if why == "" {
 		return nil
 	}
@@ -388,7 +421,7 @@ func (e *Engine) BeginResume(ctx context.Context, m *Resumption, window time.Dur
 	if !e.resumeDue(r, now) {
 		return nil, nil
 	}
-	if why := e.resumeTooLate(r, min(window, r.Policy.Resume.Window), m.SettleAfter, now); why != "" {
+	if why := e.resumeTooLate(r, min(window, r.window()), m.SettleAfter, now); why != "" {
 		return nil, e.EndResumes(ctx, m, why)
 	}
 	next := e.resumed(r, m.SettleAfter, now)

@@ -158,6 +158,7 @@ func (a *attempt) learn(res Result, now time.Time) {
 const (
 	causeRefused      = "a later attempt was refused, and how an earlier one ended was never known: it may have been paid"
 	causeContradicted = "the upstream had accepted the payment, and a late result says that nothing moved: it may be paid yet"
+	causeReopened     = "after an attempt under an earlier key of the provider had been counted as not paid, it became known that it may still be"
 	causeForgotten    = "it was not tried again in time, and how an earlier attempt ended was never known: it may have been paid"
 )
 
@@ -189,7 +190,11 @@ func (e *Engine) settled(cur *record, t *Ticket, res Result, now time.Time) pend
 		}
 	default:
 		next.nothingMoved(res, now, e.o)
-		if next.State == Failed && next.releasedUnknown() && e.o.mutation != noJoin {
+		switch {
+		case e.o.mutation == noJoin:
+		case e.reopened(next) != nil:
+			next.hold(&hold{Reasons: []Reason{OutcomeUnknown}, Cause: causeReopened}, nonce, now)
+		case next.State == Failed && next.releasedUnknown():
 			next.hold(&hold{Reasons: []Reason{OutcomeUnknown}, Cause: causeRefused}, nonce, now)
 		}
 	}
@@ -268,7 +273,7 @@ func (e *Engine) late(cur *record, t *Ticket, res Result, now time.Time) (p pend
 		}
 		a.learn(res, now)
 		a.Late = true
-		next.reopen(a, before.Excused || before.Outcome.movedNothing(), sentLate, p.nonce, now)
+		e.reopen(next, a, before.Excused || before.Outcome.movedNothing(), sentLate, p.nonce, now)
 	}
 	return p, true, nil
 }
@@ -317,10 +322,25 @@ func (r *record) secondSuccess(a *attempt) {
 	}
 }
 
-// reopen: new word that an attempt may move money yet. was: it had been counted as nothing
-// moved, by a person or by status checks.
-func (r *record) reopen(a *attempt, was, sentLate bool, nonce string, now time.Time) {
-	if a.Generation != r.Generation {
+// reopened is an attempt under an earlier key of the provider that may move money yet, as became
+// known after a release had counted it as nothing moved; nil: there is none. The join leaves it
+// out, and no other key keeps the provider from paying it beside what is sent.
+func (e *Engine) reopened(r *record) *attempt {
+	if e.o.mutation == earlierKeyUnheard {
+		return nil
+	}
+	for i := range r.Attempts {
+		if a := &r.Attempts[i]; a.Generation != r.Generation && a.unknown() && !a.Denied && (a.Accepted || !a.Excused) {
+			return a
+		}
+	}
+	return nil
+}
+
+// reopen: new word that an attempt may move money yet, under whatever key of the provider. was:
+// it had been counted as nothing moved, by a person or by status checks.
+func (e *Engine) reopen(r *record, a *attempt, was, sentLate bool, nonce string, now time.Time) {
+	if a.Generation != r.Generation && e.o.mutation == earlierKeyUnheard {
 		return
 	}
 	a.Excused = false
