@@ -441,7 +441,7 @@ func (e *Engine) afterAnswer(cur *record, c *Check, res CheckResult, now time.Ti
 // acceptedAfterAll takes word that an attempt about which nobody asks any more was accepted;
 // false: that was known, or does not matter any more.
 func (e *Engine) acceptedAfterAll(next *record, a *attempt, p *pending) bool {
-	if e.o.mutation == earlierKeyUnheard || a.Outcome == AttemptSucceeded || a.Accepted && !a.Denied && a.unknown() {
+	if e.o.mutation == earlierUnheard || a.Outcome == AttemptSucceeded || a.Accepted && !a.Denied && a.unknown() {
 		return false
 	}
 	was := a.Excused || a.Denied || a.Outcome.movedNothing()

@@ -54,9 +54,8 @@ const (
 	registeredPass   mutation = "what was registered is sent without probes"
 	unregisteredPass mutation = "what was not registered is sent"
 	expiredPass      mutation = "what was registered is sent after its time"
-	// earlierKeyUnheard is only for tests that tell the story: chance alone hardly meets it.
-	earlierKeyUnheard mutation = "late word of what was sent under an earlier key is not heard"
-	expiryKeeps       mutation = "a registration that ends keeps its spend"
+	earlierUnheard   mutation = "late word of what was sent under an earlier key is not heard"
+	expiryKeeps      mutation = "a registration that ends keeps its spend"
 )
 
 // atRest is what a mutated engine freezes for a hold that was never refused anything.

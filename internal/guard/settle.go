@@ -326,7 +326,7 @@ func (r *record) secondSuccess(a *attempt) {
 // known after a release had counted it as nothing moved; nil: there is none. The join leaves it
 // out, and no other key keeps the provider from paying it beside what is sent.
 func (e *Engine) reopened(r *record) *attempt {
-	if e.o.mutation == earlierKeyUnheard {
+	if e.o.mutation == earlierUnheard {
 		return nil
 	}
 	for i := range r.Attempts {
@@ -340,7 +340,7 @@ func (e *Engine) reopened(r *record) *attempt {
 // reopen: new word that an attempt may move money yet, under whatever key of the provider. was:
 // it had been counted as nothing moved, by a person or by status checks.
 func (e *Engine) reopen(r *record, a *attempt, was, sentLate bool, nonce string, now time.Time) {
-	if a.Generation != r.Generation && e.o.mutation == earlierKeyUnheard {
+	if a.Generation != r.Generation && e.o.mutation == earlierUnheard {
 		return
 	}
 	a.Excused = false

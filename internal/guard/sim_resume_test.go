@@ -25,6 +25,12 @@ type simDedup struct {
 	paid       map[string]int           // which payment each was
 	accepted   map[string]*message      // which request of each was accepted, and is made later or never
 	dice       *rand.Rand
+	// changes has the tool say for a while, at first too, that its provider does not deduplicate;
+	// nil: it never does.
+	changes *rand.Rand
+	silent  bool
+	// said are the attempts that were sent while the tool said that it does.
+	said map[string]bool
 }
 
 // newDedup has dice of its own, so that a world without it is as it was.
@@ -32,16 +38,19 @@ func (w *world) newDedup() *simDedup {
 	dice := rand.New(rand.NewPCG(w.seed, 4))
 	aimed := w.rule == anyCredential
 	switch w.mutation {
-	case resumeAnyAge, resumeAgeOfLast, releaseAnyAge, resumeNewKey, resumeDecides, resumeReleased:
+	case resumeAnyAge, resumeAgeOfLast, releaseAnyAge, resumeNewKey, resumeDecides, resumeReleased, earlierUnheard:
 		aimed = true
 	}
 	if dice.IntN(4) > 0 && !aimed {
 		return nil
 	}
-	d := &simDedup{seen: map[string]time.Duration{}, paid: map[string]int{}, accepted: map[string]*message{}, dice: dice}
+	d := &simDedup{seen: map[string]time.Duration{}, paid: map[string]int{}, accepted: map[string]*message{}, dice: dice, said: map[string]bool{}}
 	d.window = []time.Duration{simFinal + 8*time.Second, time.Minute, 3 * time.Minute, 24 * time.Hour}[dice.IntN(4)]
 	if d.walls = dice.IntN(3) == 0; d.walls {
 		w.jumps = false
+	}
+	if changes := rand.New(rand.NewPCG(w.seed, 14)); changes.IntN(3) == 0 && !aimed {
+		d.changes, d.silent = changes, changes.IntN(2) == 0
 	}
 	return d
 }
@@ -149,6 +158,9 @@ func (w *world) sendAgain(p *process) {
 		w.stall()
 		credential := w.dedup.credential
 		switch {
+		case w.dedup.silent:
+			w.bug(engine.EndResumes(ctx, m, "the tool does not say Resume any more"))
+			continue
 		case int(m.Sealed[0]) != credential && w.rule != anyCredential:
 			w.bug(engine.EndResumes(ctx, m, "the tool has another credential"))
 			continue
@@ -176,8 +188,13 @@ func (w *world) sendAgain(p *process) {
 	}
 }
 
-// resumeWorldEvent has the tool's credential become another one, of another account.
+// resumeWorldEvent has the tool's credential become another one, of another account, or the tool
+// say something else of its provider.
 func (w *world) resumeWorldEvent() {
+	if d := w.dedup; d != nil && d.changes != nil && !w.quiet && d.changes.IntN(40) == 0 {
+		d.silent = !d.silent
+		w.logf("the tool says that its provider deduplicates: %v", !d.silent)
+	}
 	if w.dedup != nil && !w.quiet && w.dedup.dice.IntN(40) == 0 {
 		w.dedup.credential++
 		w.logf("the tool has credential %d", w.dedup.credential)
@@ -185,16 +202,26 @@ func (w *world) resumeWorldEvent() {
 }
 
 // judgeKey judges that nothing that may have been paid is sent under a key that the provider has
-// forgotten. Since when it has the key of what a lost memory hides, nobody knows.
+// forgotten, where the tool has said at either attempt that it does. Since when it has the key of
+// what a lost memory hides, nobody knows.
 func (w *world) judgeKey(t *Ticket) {
-	d, unknown := w.dedup, false
+	d := w.dedup
+	if d == nil {
+		return
+	}
+	named := func(attempt int) string { return fmt.Sprint(t.ProviderKey, "/", attempt) }
+	says := t.rec.Policy.Resume != nil
+	d.said[named(t.Attempt)] = says
+	unknown := false
 	for _, a := range t.rec.Attempts[:t.Attempt-1] {
 		if a.Lost {
 			return
 		}
-		unknown = unknown || a.unknown() && !a.Denied && a.Generation == t.rec.Generation
+		if a.unknown() && !a.Denied && a.Generation == t.rec.Generation {
+			unknown, says = true, says || d.said[named(a.Number)]
+		}
 	}
-	if d == nil || !unknown {
+	if !unknown || !says {
 		return
 	}
 	for credential := range d.credential + 1 {

@@ -1441,7 +1441,7 @@ func (w *world) policy() Policy {
 			Deadline: 2 * time.Minute, Unbounded: w.unbounded,
 		}
 	}
-	if w.dedup != nil {
+	if w.dedup != nil && !w.dedup.silent {
 		p.Resume = &ResumePolicy{Upstream: "u", Window: w.dedup.window}
 	}
 	if w.limits != nil {
