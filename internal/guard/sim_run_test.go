@@ -122,7 +122,7 @@ func TestSimulatorFindsWhatIsTakenOut(t *testing.T) {
 		{m: noDeadline}, {m: noGrace}, {m: noWatch}, {m: noWaiting}, {m: earlyMarkFailed}, {m: noHoldNumber},
 		{m: noFence}, {m: noJoin}, {m: sweepRetries}, {m: sweepForgets}, {m: coversEverything}, {m: everyHoldFreezes},
 		{m: noLaterProbes}, {m: unknownIsFree}, {m: rejectedIsFree}, {m: jumpIgnored}, {m: lostIsNew}, {m: importForgets}, {m: noBudget}, {m: slotsStay},
-		{rule: anyCredential}, {m: resumeAnyAge}, {m: resumeAgeOfLast}, {m: resumeNewKey}, {m: resumeDecides}, {m: resumeReleased}, {m: releaseAnyAge}, {m: earlierUnheard},
+		{rule: anyCredential}, {m: resumeAnyAge}, {m: resumeAgeOfLast}, {m: resumeNewKey}, {m: resumeDecides}, {m: resumeReleased}, {m: releaseAnyAge},
 		{m: oneCheckIsEnough}, {m: checksAtOnce}, {m: absenceCounts},
 		{m: renewsOver}, {m: renewsUnwritten},
 		{m: rulesIgnored}, {m: ruleReleasedOnce}, {m: unknownExpires},
