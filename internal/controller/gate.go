@@ -73,7 +73,29 @@ func (g *Gate) check(ctx context.Context, namespace string) error {
 
 // checkIntents is check for registrations by objects of the namespace.
 func (g *Gate) checkIntents(ctx context.Context, namespace string) error {
-	return judged(g.live.Create(ctx, probeIntent(namespace), client.DryRunAll, client.FieldOwner(ownerIntent)), IntentCallerPolicy, forgedRegistration)
+	err := g.live.Create(ctx, probeIntent(namespace), client.DryRunAll, client.FieldOwner(ownerIntent))
+	if unasked(err) {
+		return fmt.Errorf("probe whether %s are protected: %w", forgedRegistration.all, err)
+	}
+	return judged(err, IntentCallerPolicy, forgedRegistration)
+}
+
+// unasked says that the API server refused before it asked any policy, by RBAC or the kind's schema,
+// as between the steps of an installation. That tells nothing of the policy, and passes. What is
+// refused after the policies were asked, as by a quota, they have let pass.
+func unasked(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) || strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
+		return false
+	}
+	details := status.Status().Details
+	switch {
+	case apierrors.IsInvalid(err): // by a field of it
+		return details != nil && len(details.Causes) > 0
+	case apierrors.IsForbidden(err):
+		return strings.Contains(err.Error(), " cannot create resource ")
+	}
+	return false
 }
 
 // forged is the resolution that nobody gave.

@@ -1,6 +1,8 @@
 package controller
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -11,10 +13,13 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 	"github.com/holdfast-dev/holdfast/internal/guard"
@@ -242,6 +247,16 @@ func TestADeletedIntentThatIsHeldComesBack(t *testing.T) {
 	}
 	w.shown(o.Status.Hold, v1alpha1.HoldHeld)
 
+	// Not while anybody could make it: it would be distrusted for good.
+	restore := w.unprotected(IntentCallerPolicy)
+	must(t, admin.Delete(w.ctx, back))
+	live := as(operatorUser)
+	if err := NewWorklist(live, live, nil, nil, nil).showFace(w.ctx, w.poll(p, "refund", "held")); !errors.Is(err, errNotRefused) {
+		t.Errorf("it should not be made again, got %v", said(err))
+	}
+	restore()
+	back = w.says("held", v1alpha1.IntentUnknownHold, v1alpha1.IntentHeld, reasonHeld)
+
 	// Where its name was given to another intent, it comes back under another one.
 	must(t, admin.Delete(w.ctx, back))
 	other := w.intent("held", "other", "2", "1")
@@ -445,7 +460,7 @@ func TestIntentsThatAnybodyCouldHaveMade(t *testing.T) {
 	w.create(w.intent("forged", "forged", "1", "10"))
 	o := w.says("forged", "", "", reasonNotEnforced)
 	wantConditions(t, o.Status.Conditions, "Admitted=F Ready=F Settled=F Stalled=T")
-	contains(t, find(o.Status.Conditions, v1alpha1.ConditionAdmitted).Message, "config/admission", IntentCallerPolicy, "register-for", "delete this object")
+	contains(t, find(o.Status.Conditions, v1alpha1.ConditionAdmitted).Message, "This object registers nothing", "config/admission", IntentCallerPolicy, "register-for", "delete this object")
 	restore()
 	stays := func(p *process) {
 		t.Helper()
@@ -473,6 +488,31 @@ func TestIntentsThatAnybodyCouldHaveMade(t *testing.T) {
 	must(t, admin.List(w.ctx, &probes, client.InNamespace(w.ns)))
 	if len(probes.Items) != 2 {
 		t.Errorf("the probe left something: %d objects", len(probes.Items))
+	}
+}
+
+// A refusal before any policy was asked tells nothing of them: it is asked again. One behind them tells that they have let it pass.
+func TestWhichRefusalsTellOfThePolicy(t *testing.T) {
+	of := schema.GroupResource{Group: v1alpha1.GroupName, Resource: "paymentintents"}
+	forbidden := func(why string) error { return apierrors.NewForbidden(of, probeIntentName, errors.New(why)) }
+	invalid := apierrors.NewInvalid(schema.GroupKind{Group: of.Group, Kind: "PaymentIntent"}, probeIntentName, field.ErrorList{field.Required(field.NewPath("spec", "new"), "")})
+	for name, c := range map[string]struct {
+		answer                error
+		isProtected, cannotBe bool
+	}{
+		"accepted":       {nil, false, true},
+		"the policy":     {forbidden("ValidatingAdmissionPolicy '" + IntentCallerPolicy + "' with binding 'b' denied request: no"), true, false},
+		"another policy": {forbidden("ValidatingAdmissionPolicy 'other' with binding 'b' denied request: User \"x\" cannot create resource \"y\""), false, true},
+		"a quota":        {forbidden("exceeded quota: few, requested: 1, used: 1, limited: 1"), false, true},
+		"RBAC":           {forbidden(`User "x" cannot create resource "paymentintents" in API group "` + of.Group + `" in the namespace "n"`), false, false},
+		"the schema":     {invalid, false, false},
+		"a timeout":      {apierrors.NewTimeoutError("slow", 1), false, false},
+	} {
+		answers := interceptor.NewClient(nil, interceptor.Funcs{Create: func(context.Context, client.WithWatch, client.Object, ...client.CreateOption) error { return c.answer }})
+		err := NewGate(answers).checkIntents(t.Context(), "n")
+		if (err == nil) != c.isProtected || errors.Is(err, errNotRefused) != c.cannotBe {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

@@ -221,7 +221,7 @@ func (r *IntentReconciler) distrust(ctx context.Context, obj *v1alpha1.PaymentIn
 		if !errors.Is(err, errNotRefused) {
 			return intentFinding{}, err
 		}
-		why = fmt.Sprintf("Nothing is registered for this object, also not later: whether its caller has made it, or somebody who may register for others, cannot be told, because %s. "+
+		why = fmt.Sprintf("This object registers nothing, also not later, and tells nothing of the intent: whether its caller has made it, or somebody who may register for others, cannot be told, because %s. "+
 			"Then delete this object and make it once more.", err.Error())
 		r.distrusted.Store(obj.UID, why)
 	}

@@ -134,7 +134,8 @@ func (w *Worklist) lookAtIntent(ctx context.Context, namespace, name string) {
 }
 
 // showFace makes the object of a held intent again where somebody has deleted it, and has
-// it looked at if it says something else than the record.
+// it looked at if it says something else than the record. It is made only while nobody can forge
+// one: an object that is new while anybody can is distrusted for good.
 func (w *Worklist) showFace(ctx context.Context, v guard.View) error {
 	if v.Registration == nil || v.Registration.Face == "" {
 		return nil
@@ -156,6 +157,9 @@ func (w *Worklist) showFace(ctx context.Context, v guard.View) error {
 	again := &v1alpha1.PaymentIntent{ObjectMeta: metav1.ObjectMeta{Namespace: v.Namespace, Name: name}}
 	if err := json.Unmarshal(v.Registration.Shown, &again.Spec); err != nil {
 		return fmt.Errorf("read what PaymentIntent %s said: %w", name, err)
+	}
+	if err := NewGate(w.Live).checkIntents(ctx, v.Namespace); err != nil {
+		return fmt.Errorf("it was deleted, and is not made again yet: %w", err)
 	}
 	err = w.Live.Create(ctx, again, client.FieldOwner(ownerIntent))
 	if apierrors.IsAlreadyExists(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
