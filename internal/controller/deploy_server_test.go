@@ -1034,10 +1034,11 @@ func TestSecretAndServerMustAgree(t *testing.T) {
 		})
 	operator := &Deployer{live: as(operatorUser)}
 	eventually(t, func() error {
-		if missing, err := operator.missingRight(w.ctx, w.ns); err != nil || missing != "create secrets" {
-			return fmt.Errorf("the operator should only read Secrets, and lacks %q (%v)", missing, err)
+		missing, err := operator.missingRight(w.ctx, w.ns)
+		if err == nil && missing != "create secrets" {
+			err = fmt.Errorf("the operator should only read Secrets, and lacks %q", missing)
 		}
-		return nil
+		return err
 	})
 	run()
 	w.condition(&v1alpha1.IdempotencyStore{}, "payments", v1alpha1.ConditionDeployed, metav1.ConditionFalse, reasonNotPermitted)
