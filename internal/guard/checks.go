@@ -414,7 +414,7 @@ func (e *Engine) afterAnswer(cur *record, c *Check, res CheckResult, now time.Ti
 	}
 	if !current {
 		// It was decided meanwhile, or another attempt was made.
-		return p, res.Outcome == AttemptPending && e.acceptedAfterAll(next, a, &p), nil
+		return p, res.Outcome == AttemptPending && next.acceptedAfterAll(a, &p), nil
 	}
 	next.Checks.Next = next.afterCheck(now)
 	p.keepMarks = true
@@ -440,16 +440,16 @@ func (e *Engine) afterAnswer(cur *record, c *Check, res CheckResult, now time.Ti
 
 // acceptedAfterAll takes word that an attempt about which nobody asks any more was accepted;
 // false: that was known, or does not matter any more.
-func (e *Engine) acceptedAfterAll(next *record, a *attempt, p *pending) bool {
-	if e.o.mutation == earlierUnheard || a.Outcome == AttemptSucceeded || a.Accepted && !a.Denied && a.unknown() {
+func (r *record) acceptedAfterAll(a *attempt, p *pending) bool {
+	if a.Outcome == AttemptSucceeded || a.Accepted && !a.Denied && a.unknown() {
 		return false
 	}
 	was := a.Excused || a.Denied || a.Outcome.movedNothing()
-	p.on, p.keepMarks = onLateEvidence, next.State == InFlight
-	next.Changed = p.now
+	p.on, p.keepMarks = onLateEvidence, r.State == InFlight
+	r.Changed = p.now
 	a.Outcome, a.Accepted, a.Denied, a.Late = AttemptUnknown, true, false, true
-	next.doubt()
-	e.reopen(next, a, was, false, p.nonce, p.now)
+	r.doubt()
+	r.reopen(a, was, false, p.nonce, p.now)
 	return true
 }
 
@@ -550,7 +550,7 @@ func (e *Engine) mayFail(r *record, c *Check, now time.Time) bool {
 		return false
 	case r.Checks.Late && e.o.mutation != absenceCounts:
 		return false
-	case e.reopened(r) != nil:
+	case r.reopened() != nil:
 		return false // of what was sent under an earlier key it says nothing
 	}
 	// As it was when the provider was asked, and still is.

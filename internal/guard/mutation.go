@@ -54,7 +54,6 @@ const (
 	registeredPass   mutation = "what was registered is sent without probes"
 	unregisteredPass mutation = "what was not registered is sent"
 	expiredPass      mutation = "what was registered is sent after its time"
-	earlierUnheard   mutation = "late word of what was sent under an earlier key is not heard"
 	expiryKeeps      mutation = "a registration that ends keeps its spend"
 )
 

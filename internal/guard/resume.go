@@ -113,7 +113,7 @@ func (e *Engine) neverResumed(r *record) string {
 		}
 		return "its request was not kept"
 	}
-	if a := e.reopened(r); a != nil {
+	if a := r.reopened(); a != nil {
 		return "attempt " + strconv.Itoa(a.Number) + ", under an earlier key, may be paid yet"
 	}
 	for i := range r.Attempts {

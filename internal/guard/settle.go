@@ -192,7 +192,7 @@ func (e *Engine) settled(cur *record, t *Ticket, res Result, now time.Time) pend
 		next.nothingMoved(res, now, e.o)
 		switch {
 		case e.o.mutation == noJoin:
-		case e.reopened(next) != nil:
+		case next.reopened() != nil:
 			next.hold(&hold{Reasons: []Reason{OutcomeUnknown}, Cause: causeReopened}, nonce, now)
 		case next.State == Failed && next.releasedUnknown():
 			next.hold(&hold{Reasons: []Reason{OutcomeUnknown}, Cause: causeRefused}, nonce, now)
@@ -273,7 +273,7 @@ func (e *Engine) late(cur *record, t *Ticket, res Result, now time.Time) (p pend
 		}
 		a.learn(res, now)
 		a.Late = true
-		e.reopen(next, a, before.Excused || before.Outcome.movedNothing(), sentLate, p.nonce, now)
+		next.reopen(a, before.Excused || before.Outcome.movedNothing(), sentLate, p.nonce, now)
 	}
 	return p, true, nil
 }
@@ -325,10 +325,7 @@ func (r *record) secondSuccess(a *attempt) {
 // reopened is an attempt under an earlier key of the provider that may move money yet, as became
 // known after a release had counted it as nothing moved; nil: there is none. The join leaves it
 // out, and no other key keeps the provider from paying it beside what is sent.
-func (e *Engine) reopened(r *record) *attempt {
-	if e.o.mutation == earlierUnheard {
-		return nil
-	}
+func (r *record) reopened() *attempt {
 	for i := range r.Attempts {
 		if a := &r.Attempts[i]; a.Generation != r.Generation && a.unknown() && !a.Denied && (a.Accepted || !a.Excused) {
 			return a
@@ -339,10 +336,7 @@ func (e *Engine) reopened(r *record) *attempt {
 
 // reopen: new word that an attempt may move money yet, under whatever key of the provider. was:
 // it had been counted as nothing moved, by a person or by status checks.
-func (e *Engine) reopen(r *record, a *attempt, was, sentLate bool, nonce string, now time.Time) {
-	if a.Generation != r.Generation && e.o.mutation == earlierUnheard {
-		return
-	}
+func (r *record) reopen(a *attempt, was, sentLate bool, nonce string, now time.Time) {
 	a.Excused = false
 	switch r.State {
 	case Held:

@@ -34,12 +34,6 @@ func (w *world) aim() {
 		w.alone()
 		w.checks, w.stalls, w.tries, w.short, w.window = false, 8, 0, false, 400*time.Hour
 		w.dedup.window = simFinal + 8*time.Second
-	case earlierUnheard:
-		// The gateway stalls with the word that it was accepted, until the provider has forgotten the
-		// key and a person has it sent under another one.
-		w.alone()
-		w.checks, w.unbounded, w.stalls, w.tries, w.short, w.window = false, false, 55, 0, false, 400*time.Hour
-		w.dedup.window = simFinal + 8*time.Second
 	case resumeReleased:
 		// A person lets it go, and nobody comes back for it.
 		w.alone()

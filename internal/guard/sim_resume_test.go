@@ -38,7 +38,7 @@ func (w *world) newDedup() *simDedup {
 	dice := rand.New(rand.NewPCG(w.seed, 4))
 	aimed := w.rule == anyCredential
 	switch w.mutation {
-	case resumeAnyAge, resumeAgeOfLast, releaseAnyAge, resumeNewKey, resumeDecides, resumeReleased, earlierUnheard:
+	case resumeAnyAge, resumeAgeOfLast, releaseAnyAge, resumeNewKey, resumeDecides, resumeReleased:
 		aimed = true
 	}
 	if dice.IntN(4) > 0 && !aimed {
