@@ -45,7 +45,11 @@ func TestHoldsThatAreOverAreCollected(t *testing.T) {
 	decide := func(id string, d v1alpha1.HoldDecision) string {
 		name := w.holdOf(p, id, "9", "11")
 		w.shown(name, v1alpha1.HoldHeld)
-		must(t, w.resolve(name, v1alpha1.HoldResolution{Decision: d}))
+		res := v1alpha1.HoldResolution{Decision: d}
+		if d == v1alpha1.DecisionMarkPaid {
+			res.ProviderReference, res.Result = "re_1", "{no JSON}"
+		}
+		must(t, w.resolve(name, res))
 		eventually(t, func() error {
 			if v := w.poll(p, "refund", id); v.State == guard.Held && v.HoldCount == 1 {
 				return errors.New("the resolution is not taken yet")
@@ -55,7 +59,7 @@ func TestHoldsThatAreOverAreCollected(t *testing.T) {
 		return name
 	}
 	rejected, released := decide("rejected", v1alpha1.DecisionReject), decide("released", v1alpha1.DecisionRelease)
-	spent := decide("spent", v1alpha1.DecisionMarkFailed) // cannot be taken: its hold is void, and stands anew
+	spent := decide("spent", v1alpha1.DecisionMarkPaid) // cannot be taken: its hold is void, and stands anew
 	w.gone(rejected)
 	w.gone(released)
 	w.gone(spent)

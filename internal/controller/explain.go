@@ -1,8 +1,8 @@
 // This file puts a hold into words: one line for the worklist, and an explanation in
 // sentences that shows the intent beside those that stand in its way.
 //
-// Both follow from the object and its state alone, with absolute times: what did not
-// change reads the same at every visit, and nothing is written.
+// Both follow from the object, its state and what the record says was sent, with absolute
+// times: what did not change reads the same at every visit, and nothing is written.
 
 package controller
 
@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
+	"github.com/holdfast-dev/holdfast/internal/guard"
 )
 
 const (
@@ -29,6 +30,8 @@ const (
 	maxCell = 56
 	// comparedMatches is how many matches are shown beside the intent. The spec has more of them.
 	comparedMatches = 8
+	// shownAttempts is how many attempts are shown, the last ones. The intent's poll URL has all.
+	shownAttempts = 8
 )
 
 // summaryOf is the hold as one line of a worklist.
@@ -93,11 +96,14 @@ var because = map[v1alpha1.HoldReason]string{
 	v1alpha1.HoldApprovalRequired: "ApprovalRequired: a rule of the tool wants a person to decide. The cause is what the rule says.",
 }
 
+// nothingToDecide is how a hold that is void begins to tell what came of it.
+const nothingToDecide = "There is nothing to decide here any more. "
+
 // forgottenKey is what KeyExpired says of an intent that may have been sent.
 const forgottenKey = "KeyExpired: the provider may have forgotten the key under which it was sent. Released, it goes under a new key, as another payment."
 
-// explain says what is held, why, and what can be done about it.
-func explain(obj *v1alpha1.PaymentHold, now *v1alpha1.PaymentHoldStatus) []v1alpha1.HoldSentence {
+// explain says what is held, why, what was sent, and what can be done about it.
+func explain(obj *v1alpha1.PaymentHold, now *v1alpha1.PaymentHoldStatus, sent []guard.SentView) []v1alpha1.HoldSentence {
 	var out []v1alpha1.HoldSentence
 	say := func(format string, args ...any) {
 		out = append(out, v1alpha1.HoldSentence(clip(oneLine(fmt.Sprintf(format, args...)), maxSentence)))
@@ -110,9 +116,9 @@ func explain(obj *v1alpha1.PaymentHold, now *v1alpha1.PaymentHoldStatus) []v1alp
 		what += fmt.Sprintf(" to %s", clip(obj.Spec.Recipient, maxCell))
 	}
 	say("%s asked the tool %s%s, as the intent %q.", obj.Spec.Caller, obj.Spec.ToolRef.Name, what, clip(obj.Spec.IntentID, maxCell))
-	sent := slices.Contains(obj.Spec.Reasons, v1alpha1.HoldOutcomeUnknown)
+	unknown := slices.Contains(obj.Spec.Reasons, v1alpha1.HoldOutcomeUnknown)
 	for _, r := range obj.Spec.Reasons {
-		if r == v1alpha1.HoldKeyExpired && sent {
+		if r == v1alpha1.HoldKeyExpired && unknown {
 			say("%s", forgottenKey)
 		} else if text, ok := because[r]; ok {
 			say("%s", text)
@@ -122,6 +128,11 @@ func explain(obj *v1alpha1.PaymentHold, now *v1alpha1.PaymentHoldStatus) []v1alp
 	}
 	if now.Cause != "" {
 		say("Cause: %s", now.Cause)
+	}
+	if unknown {
+		for _, line := range whatWasSent(sent) {
+			say("%s", line)
+		}
 	}
 	for _, line := range compare(obj) {
 		say("%s", line)
@@ -144,7 +155,7 @@ func whatNow(obj *v1alpha1.PaymentHold, now *v1alpha1.PaymentHoldStatus) string 
 		if unknown {
 			return "It waits for a person. If the provider has it: MarkPaid. If it does not, and never will: Release to send it, or MarkFailed. Patch spec.resolution."
 		}
-		return "It waits for a person. If it shall be paid as well: Release. If it is a repetition: Reject. Patch spec.resolution."
+		return "It waits for a person. " + eitherWay(obj.Spec.Reasons) + " Patch spec.resolution."
 	case v1alpha1.HoldResolved:
 		by := ""
 		if r := obj.Spec.Resolution; r != nil {
@@ -152,9 +163,70 @@ func whatNow(obj *v1alpha1.PaymentHold, now *v1alpha1.PaymentHoldStatus) string 
 		}
 		return by + now.Effect
 	case v1alpha1.HoldVoid:
-		return "There is nothing to decide here any more. " + now.Effect
+		return nothingToDecide + now.Effect
 	}
 	return "Where it stands is not known yet."
+}
+
+// eitherWay says which decision fits, where nothing was sent: what waits for an approval is
+// no repetition of anything.
+func eitherWay(reasons []v1alpha1.HoldReason) string {
+	approval, other := false, false
+	for _, r := range reasons {
+		if r == v1alpha1.HoldApprovalRequired || r == v1alpha1.HoldBudgetExceeded {
+			approval = true
+		} else {
+			other = true
+		}
+	}
+	switch {
+	case approval && other:
+		return "If it is approved, and shall be paid as well: Release. If it is not, or is a repetition: Reject."
+	case approval:
+		return "If it is approved: Release. If not: Reject."
+	}
+	return "If it shall be paid as well: Release. If it is a repetition: Reject."
+}
+
+// whatWasSent is what to look for at the provider: each attempt with its times, what it got,
+// and the key under which it went.
+func whatWasSent(sent []guard.SentView) []string {
+	if len(sent) == 0 {
+		return nil
+	}
+	lines := []string{fmt.Sprintf("What was sent (%d), to be found at the provider by its key or by its time:", len(sent))}
+	if more := len(sent) - shownAttempts; more > 0 {
+		lines = append(lines, fmt.Sprintf("%d earlier ones, then:", more))
+		sent = sent[more:]
+	}
+	for i := range sent {
+		a := &sent[i]
+		line := fmt.Sprintf("attempt %d, key %s", a.Number, a.Key)
+		if a.Lost {
+			lines = append(lines, line+": the store's memory of it was lost, so when it was sent, and whether, is not known.")
+			continue
+		}
+		line += ": sent " + a.Started.UTC().Format(time.RFC3339)
+		if !a.Ended.IsZero() {
+			line += ", ended " + a.Ended.UTC().Format(time.RFC3339)
+		}
+		if a.Status != 0 {
+			line += fmt.Sprintf(", status %d", a.Status)
+		} else {
+			line += ", no status"
+		}
+		if a.Outcome != "" {
+			line += ", " + string(a.Outcome)
+		}
+		if a.ProviderReference != "" {
+			line += ", provider reference " + a.ProviderReference
+		}
+		if a.Detail != "" {
+			line += ": " + a.Detail
+		}
+		lines = append(lines, line)
+	}
+	return lines
 }
 
 // compare is a table of the intent and those that stand in its way: a column each

@@ -150,9 +150,74 @@ func TestAForgottenKeyIsExplained(t *testing.T) {
 	} {
 		hold := probeHold("ns")
 		hold.Spec.Reasons = tc.reasons
-		text := explained(explain(hold, &v1alpha1.PaymentHoldStatus{State: v1alpha1.HoldHeld}))
+		text := explained(explain(hold, &v1alpha1.PaymentHoldStatus{State: v1alpha1.HoldHeld}, nil))
 		if !strings.Contains(text, tc.want) || strings.Count(text, "KeyExpired:") != 1 {
 			t.Errorf("%v: %s", tc.reasons, text)
 		}
+	}
+}
+
+// What waits for an approval is no repetition.
+func TestAnApprovalIsAskedForAsOne(t *testing.T) {
+	for _, tc := range []struct {
+		reasons []v1alpha1.HoldReason
+		want    string
+	}{
+		{[]v1alpha1.HoldReason{v1alpha1.HoldScopeOverlap}, "If it shall be paid as well: Release. If it is a repetition: Reject."},
+		{[]v1alpha1.HoldReason{v1alpha1.HoldApprovalRequired}, "If it is approved: Release. If not: Reject."},
+		{[]v1alpha1.HoldReason{v1alpha1.HoldBudgetExceeded, v1alpha1.HoldApprovalRequired}, "If it is approved: Release. If not: Reject."},
+		{[]v1alpha1.HoldReason{v1alpha1.HoldScopeOverlap, v1alpha1.HoldApprovalRequired}, "If it is approved, and shall be paid as well: Release. If it is not, or is a repetition: Reject."},
+	} {
+		hold := probeHold("ns")
+		hold.Spec.Reasons = tc.reasons
+		text := explained(explain(hold, &v1alpha1.PaymentHoldStatus{State: v1alpha1.HoldHeld}, nil))
+		if !strings.Contains(text, tc.want) || strings.Count(text, "Reject") != 1 {
+			t.Errorf("%v: %s", tc.reasons, text)
+		}
+	}
+}
+
+// What was sent is told with its key, its times and its status, the last attempts of many,
+// and stays to be read while the store cannot be asked.
+func TestWhatWasSentIsExplained(t *testing.T) {
+	at := time.Unix(1e9, 0)
+	var sent []guard.SentView
+	for n := 1; n <= 10; n++ {
+		sent = append(sent, guard.SentView{Key: fmt.Sprint("hf_", n), AttemptView: guard.AttemptView{
+			Number: n, Outcome: guard.AttemptUnknown, Started: at, Ended: at.Add(time.Minute), Status: 504, Detail: "the upstream's gateway timed out",
+		}})
+	}
+	sent[8].Lost = true
+	hold := probeHold("ns")
+	hold.Spec.Reasons = []v1alpha1.HoldReason{v1alpha1.HoldOutcomeUnknown}
+	next := holdStatus(hold, finding{view: guard.HoldView{State: guard.HoldHeld, Sent: sent}})
+	text := explained(next.Explanation)
+	contains(t, text, "What was sent (10)", "2 earlier ones, then:", "attempt 3, key hf_3: sent 2001-09-09T01:46:40Z, ended 2001-09-09T01:47:40Z, status 504, Unknown: the upstream's gateway timed out",
+		"attempt 9, key hf_9: the store's memory of it was lost", "attempt 10, key hf_10")
+	if strings.Contains(text, "hf_2:") {
+		t.Errorf("too many are shown: %s", text)
+	}
+	hold.Status = *next
+	if after := explained(holdStatus(hold, finding{unknown: "the store is away"}).Explanation); after != text {
+		t.Errorf("while the store is away it says %s", after)
+	}
+	// Where nothing may have been sent there is nothing to look for.
+	hold.Spec.Reasons = []v1alpha1.HoldReason{v1alpha1.HoldScopeOverlap}
+	if text := explained(holdStatus(hold, finding{view: guard.HoldView{State: guard.HoldHeld, Sent: sent}}).Explanation); strings.Contains(text, "hf_") {
+		t.Error(text)
+	}
+}
+
+// However long an effect is, it names the next hold.
+func TestAnEffectNamesTheNextHold(t *testing.T) {
+	v := guard.HoldView{State: guard.HoldVoid, Effect: strings.Repeat("long ", 1000), Next: "refund-abc-2"}
+	if got := effectOf(v); !strings.HasSuffix(got, " The intent was held again, as PaymentHold refund-abc-2.") || len([]rune(got)) > maxMessage {
+		t.Errorf("%d characters: %s", len([]rune(got)), got)
+	}
+	text := explained(holdStatus(probeHold("ns"), finding{view: v}).Explanation)
+	contains(t, text, "nothing to decide here any more", "as PaymentHold refund-abc-2.")
+	v.State = guard.HoldHeld
+	if got := effectOf(v); got != v.Effect {
+		t.Errorf("one that stands: %s", got)
 	}
 }

@@ -107,15 +107,23 @@ func TestResolutions(t *testing.T) {
 			t.Errorf("%s: the record is %s by %q, want %s by alice", tt.decision, v.State, v.Hold.By, tt.then)
 		}
 	}
-	// MarkFailed is only for what was sent: here it cannot be taken, and the hold stands anew.
-	name := w.holdOf(p, "held-MarkFailed", "9", "13")
+	// MarkFailed is only for what was sent.
+	name := w.holdOf(p, "not-taken", "9", "13")
 	w.shown(name, v1alpha1.HoldHeld)
-	must(t, w.resolve(name, v1alpha1.HoldResolution{Decision: v1alpha1.DecisionMarkFailed}))
-	w.shown(name, v1alpha1.HoldVoid)
-	again := w.poll(p, "refund", "held-MarkFailed")
+	if err := w.resolve(name, v1alpha1.HoldResolution{Decision: v1alpha1.DecisionMarkFailed}); err == nil || !strings.Contains(err.Error(), "choose Reject") {
+		t.Errorf("what was never sent is marked as failed: %v", err)
+	}
+	// What cannot be taken, such as a result that is no JSON, makes the hold stand anew; the one
+	// that is over says where.
+	must(t, w.resolve(name, v1alpha1.HoldResolution{Decision: v1alpha1.DecisionMarkPaid, ProviderReference: "re_1", Result: "{no JSON}"}))
+	void := w.shown(name, v1alpha1.HoldVoid)
+	again := w.poll(p, "refund", "not-taken")
 	if o := w.shown(again.Hold.Name, v1alpha1.HoldHeld); o.Spec.Hold != 2 || o.Status.Cause == "" {
 		t.Errorf("the hold stands anew as %d with cause %q", o.Spec.Hold, o.Status.Cause)
 	}
+	next := "The intent was held again, as PaymentHold " + again.Hold.Name + "."
+	contains(t, void.Status.Effect, "It was not taken: the result is not JSON.", next)
+	contains(t, explained(void.Status.Explanation), "There is nothing to decide here any more. It was not taken", next)
 	eventually(t, func() error {
 		var list eventsv1.EventList
 		if err := admin.List(w.ctx, &list, client.InNamespace(w.ns)); err != nil {
@@ -186,6 +194,9 @@ func TestUnknownOutcomeWaits(t *testing.T) {
 	if o.Status.WaitingUntil == nil {
 		t.Fatal("waitingUntil is not set")
 	}
+	// Whoever looks at the provider's ledger finds in the hold what to look for.
+	v := w.poll(p, "refund", "first")
+	contains(t, explained(o.Status.Explanation), "What was sent (1)", "attempt 1, key "+v.ProviderKey+": sent "+v.Attempts[0].Started.UTC().Format(time.RFC3339), ", ended ", ", Unknown")
 	if err := w.resolve(name, v1alpha1.HoldResolution{Decision: v1alpha1.DecisionRelease}); err == nil || !strings.Contains(err.Error(), "not possible") {
 		t.Errorf("Release while Waiting should be refused, got %v", err)
 	}

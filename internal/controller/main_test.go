@@ -441,6 +441,9 @@ func (w *world) resolve(name string, r v1alpha1.HoldResolution) error {
 	if r.ProviderReference != "" {
 		fields["providerReference"] = r.ProviderReference
 	}
+	if r.Result != "" {
+		fields["result"] = r.Result
+	}
 	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"resolution": fields}})
 	if err != nil {
 		return err

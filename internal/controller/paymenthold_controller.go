@@ -442,8 +442,21 @@ func (r *HoldReconciler) callable(ctx context.Context, name types.NamespacedName
 func holdStatus(obj *v1alpha1.PaymentHold, f finding) *v1alpha1.PaymentHoldStatus {
 	next := standing(obj, f)
 	next.Summary = summaryOf(obj)
-	next.Explanation = explain(obj, next)
+	next.Explanation = explain(obj, next, f.view.Sent)
+	if f.unknown != "" && len(obj.Status.Explanation) > 0 {
+		next.Explanation = obj.Status.Explanation // what was sent cannot be asked for now, and stays to be read
+	}
 	return next
+}
+
+// effectOf is what came of the hold, with where to go on if the intent was held again.
+func effectOf(v guard.HoldView) string {
+	if v.Next == "" || v.State != guard.HoldVoid && v.State != guard.HoldResolved {
+		return v.Effect
+	}
+	// The name stands whole, also in the explanation, however long the sentence before it is.
+	again := " The intent was held again, as PaymentHold " + v.Next + "."
+	return clip(v.Effect, maxSentence-len(nothingToDecide)-len(again)) + again
 }
 
 // standing says where the hold stands.
@@ -464,6 +477,7 @@ func standing(obj *v1alpha1.PaymentHold, f finding) *v1alpha1.PaymentHoldStatus 
 		return next
 	}
 	v := f.view
+	v.Effect = effectOf(v)
 	next.State = v1alpha1.HoldState(v.State)
 	set.set(v1alpha1.ConditionReady, metav1.ConditionTrue, string(v.State), "The status tells how the hold stands.")
 	next.Effect, next.Cause = clip(v.Effect, maxMessage), clip(v.Cause, maxMessage)

@@ -4,10 +4,12 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"mime"
 	"net/http"
 	"net/url"
 	"os"
@@ -361,6 +363,23 @@ func (c *call) failure(err error, tool *policy.Tool) *problem {
 	}
 }
 
+// misread adds to the refusal of a call that could not be identified why nothing was found in
+// its body, where that is JSON and was not read as such.
+func (c *call) misread(p *problem, body []byte) *problem {
+	if text := bytes.TrimLeft(body, " \t\r\n"); p.Status != http.StatusBadRequest || len(text) == 0 || text[0] != '{' && text[0] != '[' {
+		return p
+	}
+	kind := c.r.Header.Get("Content-Type")
+	media, _, _ := mime.ParseMediaType(kind) // one that is none is refused in words of its own
+	switch {
+	case kind == "":
+		p.Detail += " The body was not looked into, since no Content-Type says what it is; send Content-Type: application/json."
+	case media == "application/x-www-form-urlencoded":
+		p.Detail += " The body was read as a form; send Content-Type: application/json."
+	}
+	return p
+}
+
 // mutate is the way of a call that moves something.
 func (c *call) mutate(tool *policy.Tool, t target, query url.Values) *problem {
 	id, err := tool.Identify(policy.CallInput{
@@ -368,7 +387,7 @@ func (c *call) mutate(tool *policy.Tool, t target, query url.Values) *problem {
 	})
 	c.intent = id.IntentID
 	if err != nil {
-		return c.failure(err, tool)
+		return c.misread(c.failure(err, tool), t.body)
 	}
 	if tool.Key.Argument != "" {
 		// Tried before anything is reserved.

@@ -950,3 +950,38 @@ func TestAfter429TheUpstreamsWishIsKept(t *testing.T) {
 		t.Errorf("retry after %d seconds, want the upstream's 120", p.RetryAfter)
 	}
 }
+
+// curl -d calls everything a form.
+func TestAJSONBodyThatWasNotReadAsOneIsSaidToBe(t *testing.T) {
+	r := setUp(t)
+	for kind, says := range map[string]string{
+		"application/x-www-form-urlencoded": "The body was read as a form; send Content-Type: application/json.",
+		"":                                  "no Content-Type says what it is; send Content-Type: application/json.",
+	} {
+		p := r.pay(ask{id: "k1", body: refundOf("9", "1"), header: map[string]string{"Content-Type": kind}}, 400, "").problem(t)
+		if !strings.Contains(p.Detail, says) {
+			t.Errorf("%q: %s", kind, p.Detail)
+		}
+	}
+	// A form that lacks a field is one, and so is JSON.
+	for kind, body := range map[string]string{"application/x-www-form-urlencoded": "accountId=a1&amount=1", "application/json": `{"amount":1}`} {
+		p := r.pay(ask{id: "k1", body: body, header: map[string]string{"Content-Type": kind}}, 400, "").problem(t)
+		if strings.Contains(p.Detail, "send Content-Type") {
+			t.Errorf("%q: %s", kind, p.Detail)
+		}
+	}
+	r.paid(0, 0)
+}
+
+// An amount has all digits of its currency, as kubectl shows it.
+func TestAmountsAreShownWithTheirDigits(t *testing.T) {
+	r := setUp(t)
+	r.pay(ask{id: "k1", body: refundOf("9", "49.9")}, 201, guard.Allow)
+	if _, doc := r.poll("charge", "k1", "agent", ""); doc.Amount == nil || doc.Amount.Value != "49.90" {
+		t.Errorf("the poll URL says %+v", doc.Amount)
+	}
+	p := r.pay(ask{id: "k2", body: refundOf("9", "5")}, 409, guard.UnknownHold).problem(t)
+	if len(p.OwnMatches) != 1 || p.OwnMatches[0].Amount == nil || p.OwnMatches[0].Amount.Value != "49.90" {
+		t.Errorf("own_matches are %+v", p.OwnMatches)
+	}
+}

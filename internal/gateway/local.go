@@ -146,7 +146,7 @@ func (c *call) claim(engine *guard.Engine, tool *policy.Tool, query url.Values, 
 		Method: c.r.Method, Query: query, Header: c.r.Header, Body: body, Agent: c.caller.Username, IntentID: c.intentID,
 	})
 	if err != nil {
-		return c.failure(err, tool)
+		return c.misread(c.failure(err, tool), body)
 	}
 	c.intent = id.IntentID
 	wanted := tool.CallOf(id, c.caller.Username, c.caller.UID)

@@ -105,7 +105,8 @@ func (c *call) answerPoll(tool *policy.Tool) *problem {
 		return p
 	}
 	unknown := refusal(http.StatusNotFound, "no-such-intent", "There is no such intent", actFixRequest,
-		"The tool %q has no intent with this ID of this caller. Nothing was sent under it.", c.tool)
+		"The tool %q has no intent with this ID of this caller. Nothing was sent under it by this caller. "+
+			"Each caller has intents of its own: one is shown to nobody but the caller that made it, by that caller's own token.", c.tool)
 	if !tool.Mutating {
 		return unknown
 	}
@@ -207,7 +208,7 @@ func (c *call) document(a guard.Answer) *intentDocument {
 	v := a.Intent
 	doc := &intentDocument{
 		IntentID: v.IntentID, Tool: v.Tool, State: v.State, Verdict: a.Verdict, Reason: string(a.Reason),
-		Scope: scopeTexts(v.Scope), Lineage: string(v.Lineage), Amount: v.Amount, Recipient: v.Recipient, Fingerprint: v.Fingerprint,
+		Scope: scopeTexts(v.Scope), Lineage: string(v.Lineage), Amount: shownAmount(v.Amount), Recipient: v.Recipient, Fingerprint: v.Fingerprint,
 		ProviderReference: v.ProviderReference, RefundOwed: v.RefundOwed, Disputed: v.Disputed, SettledAs: v.SettledAs,
 		Created: v.Created, Changed: v.Changed, Attempts: v.Attempts, Checks: v.Checks, Resumes: v.Resumes, RetryAfter: seconds(a.RetryAfter),
 		Result: resultOf(a.Response), Poll: pollPath(v.Namespace, v.Tool, v.IntentID),

@@ -150,6 +150,11 @@ func fromGuard(a guard.Answer, who access.Caller) *problem {
 				"Nothing was sent. An earlier ServiceAccount of the same name has made this payment, or another one under this intent ID. "+
 					"If it is another payment, use another intent ID and the scope that it is for.")
 		}
+		if p.Intent != "" && v.Registration != nil && len(v.Attempts) == 0 {
+			return set(http.StatusUnprocessableEntity, "conflict", "The intent was registered for another request", actFixRequest,
+				"Nothing was sent. This intent ID was registered "+registeredFor(v)+", and this request has another scope, amount, recipient or fingerprint. "+
+					"Send what was registered. If it is another purchase, or was registered wrongly, use a new intent ID."+ask)
+		}
 		return set(http.StatusUnprocessableEntity, "conflict", "The intent ID belongs to another request", actFixRequest,
 			"Nothing was sent. This intent ID was used before for a request with other arguments. If this is a retry, send exactly what was sent first. "+
 				"If it is another purchase, use a new intent ID."+ask)
@@ -256,6 +261,26 @@ func fromGuard(a guard.Answer, who access.Caller) *problem {
 	return set(http.StatusForbidden, "denied", "The call is denied", actStop, "Nothing was sent.")
 }
 
+// registeredFor says what an intent was registered for.
+func registeredFor(v guard.View) string {
+	text := "for " + strings.Join(scopeTexts(v.Scope), ", ")
+	if v.Amount != nil {
+		text += fmt.Sprintf(", to move %s %s", v.Amount.Display(), v.Amount.Currency)
+	}
+	if v.Recipient != "" {
+		text += " to " + v.Recipient
+	}
+	return text
+}
+
+// shownAmount is an amount with all digits that its currency has, as kubectl shows it.
+func shownAmount(m *intent.Money) *intent.Money {
+	if m == nil {
+		return nil
+	}
+	return &intent.Money{Value: m.Display(), Currency: m.Currency}
+}
+
 // reached says that the upstream had a request of the intent, or may have had one.
 func reached(v guard.View) bool {
 	return slices.ContainsFunc(v.Attempts, func(a guard.AttemptView) bool { return a.Outcome != guard.AttemptRetryable || a.Status != 0 })
@@ -360,9 +385,9 @@ func spendDetail(x *guard.SpendExceeded) string {
 	if x.Uncounted != "" {
 		return fmt.Sprintf("This payment cannot be counted in the limit %q of the budget: %s. The owner of the tool must mend that; sending it again does not help.", l.Name, x.Uncounted)
 	}
-	text := fmt.Sprintf("This payment would exceed the limit %q of the budget: %s %s within %s.", l.Name, l.Amount.Value, l.Amount.Currency, l.Span())
+	text := fmt.Sprintf("This payment would exceed the limit %q of the budget: %s %s within %s.", l.Name, l.Amount.Display(), l.Amount.Currency, l.Span())
 	if x.Left != "" {
-		text += fmt.Sprintf(" You have %s %s left.", x.Left, l.Amount.Currency)
+		text += fmt.Sprintf(" You have %s %s left.", intent.Money{Value: x.Left, Currency: l.Amount.Currency}.Display(), l.Amount.Currency)
 	}
 	return text + fmt.Sprintf(" There is room again when earlier payments are longer ago than %s; what is not settled yet counts until it is. "+
 		"Do not split the payment, and do not make it in another way. When there is room, send the same request with the same intent ID.", l.Span())
@@ -382,7 +407,7 @@ func ownMatches(a guard.Answer, who access.Caller) []ownMatch {
 	for _, m := range a.Matches {
 		if m.Caller == who.Username && m.CallerUID == who.UID {
 			out = append(out, ownMatch{
-				IntentID: m.IntentID, Tool: m.Tool, State: m.State, Relation: m.Relation, Amount: m.Amount, At: m.At,
+				IntentID: m.IntentID, Tool: m.Tool, State: m.State, Relation: m.Relation, Amount: shownAmount(m.Amount), At: m.At,
 				Poll: pollPath(a.Intent.Namespace, m.Tool, m.IntentID),
 			})
 		}

@@ -53,11 +53,13 @@ func TestAnIntentIsRegisteredAndThenCalled(t *testing.T) {
 	if _, doc := r.poll("charge", "one", "", ""); doc.State != guard.Registered {
 		t.Fatalf("the poll URL says %+v", doc)
 	}
-	// Other callers neither see it nor meet it.
-	if got, _ := r.poll("charge", "one", "stranger", ""); got.status != http.StatusNotFound {
-		t.Errorf("a stranger gets %d", got.status)
+	// Other callers neither see it nor meet it. That they see nothing does not say that nothing was sent.
+	if got, _ := r.poll("charge", "one", "stranger", ""); got.status != http.StatusNotFound || !strings.Contains(got.body, "Nothing was sent under it by this caller. Each caller has intents of its own") {
+		t.Errorf("a stranger gets %d: %s", got.status, got.body)
 	}
-	if p := r.pay(ask{id: "one", body: refundOf("9", "50")}, http.StatusUnprocessableEntity, guard.Conflict).problem(t); p.Reason != "request" {
+	// What was only registered was never used: the problem says for what it was registered.
+	if p := r.pay(ask{id: "one", body: refundOf("9", "50")}, http.StatusUnprocessableEntity, guard.Conflict).problem(t); p.Reason != "request" ||
+		!strings.Contains(p.Detail, "was registered for account/a1/order/9, to move 49.99 USD") || strings.Contains(p.Detail, "used before") {
 		t.Errorf("another amount: %+v", p)
 	}
 	r.pay(ask{id: "one", body: refundOf("9", "49.99")}, http.StatusCreated, guard.Allow)
@@ -71,7 +73,7 @@ func TestAnIntentIsRegisteredAndThenCalled(t *testing.T) {
 		t.Errorf("one for the same order: %+v", p)
 	}
 	r.pay(ask{id: "two", body: refundOf("9", "10")}, http.StatusConflict, guard.UnknownHold)
-	if p := r.put("one", "", registrationOf("8", "49.99", "")).problem(t); p.Verdict != guard.Conflict {
+	if p := r.put("one", "", registrationOf("8", "49.99", "")).problem(t); p.Verdict != guard.Conflict || !strings.Contains(p.Detail, "used before") {
 		t.Errorf("another scope under the ID: %+v", p)
 	}
 	r.paid(1, 1)

@@ -193,7 +193,7 @@ func TestASpentBudgetIsToldInWords(t *testing.T) {
 		spend      *guard.SpendExceeded
 		says, omit string
 	}{
-		{&guard.SpendExceeded{Limit: limit, Left: "20"}, `the limit "daily" of the budget: 500 USD within 24h. You have 20 USD left.`, "cannot be counted"},
+		{&guard.SpendExceeded{Limit: limit, Left: "20"}, `the limit "daily" of the budget: 500.00 USD within 24h. You have 20.00 USD left.`, "cannot be counted"},
 		{&guard.SpendExceeded{Limit: limit}, "There is room again when", " left"},
 		{&guard.SpendExceeded{Limit: limit, Uncounted: "the tool declares no amount"}, "the tool declares no amount", "There is room"},
 	} {

@@ -458,4 +458,15 @@ type HoldView struct {
 	At       time.Time
 	// Refund is what is known of the one that is owed, on the newest hold; nil: none is.
 	Refund *Refund
+	// Sent are the attempts of the intent, each with the key under which the provider got it,
+	// and Next is the name of the newest hold that came after this one; "": none did. From
+	// Hold, Resolve and Undecided alone.
+	Sent []SentView
+	Next string
+}
+
+// SentView is an attempt, and the key that the provider got with it.
+type SentView struct {
+	AttemptView
+	Key string
 }

@@ -572,6 +572,13 @@ func (h *hold) view(r *record, epoch string) HoldView {
 	return v
 }
 
+func (a *attempt) view() AttemptView {
+	return AttemptView{
+		Number: a.Number, Outcome: a.Outcome, Started: a.Started, Ended: a.Ended, Status: a.Status,
+		ProviderReference: a.Reference, Late: a.Late, SentLate: a.SentLate, Lost: a.Lost, Resumed: a.Resumed, Detail: a.Detail,
+	}
+}
+
 func (r *record) view(epoch string) View {
 	v := View{
 		Key: r.id(), CallerUID: r.CallerUID, Exists: true, State: r.State, Scope: r.Scope, Lineage: r.Lineage,
@@ -584,11 +591,7 @@ func (r *record) view(epoch string) View {
 		v.Expires = r.registeredUntil()
 	}
 	for i := range r.Attempts {
-		a := &r.Attempts[i]
-		v.Attempts = append(v.Attempts, AttemptView{
-			Number: a.Number, Outcome: a.Outcome, Started: a.Started, Ended: a.Ended, Status: a.Status,
-			ProviderReference: a.Reference, Late: a.Late, SentLate: a.SentLate, Lost: a.Lost, Resumed: a.Resumed, Detail: a.Detail,
-		})
+		v.Attempts = append(v.Attempts, r.Attempts[i].view())
 	}
 	if r.Current != nil {
 		h := r.Current.view(r, epoch)

@@ -74,15 +74,33 @@ func (e *Engine) holdOf(r *record, id HoldID) HoldView {
 		return stale
 	}
 	if r.Current != nil && r.Current.Number == id.Number && r.Current.Nonce == id.Nonce {
-		return r.Current.view(r, e.id.Epoch)
+		return e.withSent(r, r.Current)
 	}
 	for i := range r.Ended {
 		if h := &r.Ended[i]; h.Number == id.Number && h.Nonce == id.Nonce {
-			return h.view(r, e.id.Epoch)
+			return e.withSent(r, h)
 		}
 	}
 	stale.Effect = "The store knows no such hold. Nothing was done."
 	return stale
+}
+
+// withSent is a hold with what a person needs beside it: what was sent, under which key, and
+// where to go on.
+func (e *Engine) withSent(r *record, h *hold) HoldView {
+	v := h.view(r, e.id.Epoch)
+	for i := range r.Attempts {
+		a := &r.Attempts[i]
+		key := r.ProviderKey
+		if a.Generation != r.Generation {
+			key = providerKey(e.id.KeyDomain, r.id(), a.Generation) // an earlier one: a release gave it up
+		}
+		v.Sent = append(v.Sent, SentView{AttemptView: a.view(), Key: key})
+	}
+	if r.Hold > h.Number {
+		v.Next = HoldName(r.id(), r.Hold)
+	}
+	return v
 }
 
 // cannot says why a decision cannot be taken on the record's hold; "": it can.

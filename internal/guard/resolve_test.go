@@ -120,6 +120,13 @@ func TestAnOldReleaseDoesNotFreeANewHold(t *testing.T) { // R16
 	if v := s.resolveWith(first, Resolution{Decision: MarkPaid, ProviderReference: "re_x"}); v.Decision != Release {
 		t.Fatalf("the old hold now says %s", v.Decision)
 	}
+	// It says where to go on, and the new one that there is nothing after it.
+	if v := s.resolve(first, Release); v.Next != second.Name || len(v.Sent) != 2 {
+		t.Fatalf("after %s comes %q, %d were sent", v.Name, v.Next, len(v.Sent))
+	}
+	if v, err := s.Hold(s.ctx, second.HoldID); err != nil || v.Next != "" || len(v.Sent) != 2 {
+		t.Fatalf("after the newest hold comes %q, %v", v.Next, err)
+	}
 	s.wantHeld(s.admit(c), OutcomeUnknown)
 	if h := s.hold(c); h.HoldID != second.HoldID {
 		t.Fatalf("hold %d stands", h.Number)

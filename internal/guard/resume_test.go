@@ -757,11 +757,16 @@ func TestAReleaseAfterTheProvidersWindow(t *testing.T) {
 	}
 	s.want(s.admit(c), UnknownHold, OutcomeUnknown)
 	s.pass(3 * time.Hour)
+	held := s.hold(c)
 	s.take(c, Release)
 	s.pass(3 * time.Hour)
 	s.sweep()
 	s.inState(c, Released)
 	ticket := s.sendReleased(c)
+	v, err := s.Hold(s.ctx, HoldID{Key: c.Key, Number: held.Number, Epoch: held.Epoch, Nonce: held.Nonce})
+	if err != nil || len(v.Sent) != 2 || v.Sent[0].Key != key || v.Sent[1].Key != ticket.ProviderKey || v.Sent[1].Number != 2 || v.Sent[0].Started.IsZero() {
+		t.Fatalf("the hold shows that %+v was sent, %v", v.Sent, err)
+	}
 	if ticket.ProviderKey == key || s.record(c.Key).Generation != 2 {
 		t.Fatalf("sent under %s, as before", ticket.ProviderKey)
 	}

@@ -187,6 +187,7 @@ func TestWhatMayBeDecidedWhen(t *testing.T) {
 	const (
 		notYet = "is not possible before 2026-01-02T03:04:05Z: the payment was sent and may still become visible at the provider"
 		unseen = "is not possible yet: the payment was sent"
+		known  = "MarkFailed is for a hold with the reason OutcomeUnknown"
 		over   = "and waits for nobody: if the intent is held again, there is a newer hold to resolve"
 	)
 	for i, tc := range []struct {
@@ -198,8 +199,10 @@ func TestWhatMayBeDecidedWhen(t *testing.T) {
 		{"unknown outcome, waiting", waiting, unknown, map[string]string{"Release": "Release " + notYet, "MarkFailed": "MarkFailed " + notYet, "Reject": "", "MarkPaid": ""}},
 		{"unknown outcome, not looked at yet", nil, unknown, map[string]string{"Release": "Release " + unseen, "MarkFailed": "MarkFailed " + unseen, "Reject": "", "MarkPaid": ""}},
 		{"unknown outcome, held", map[string]any{"state": "Held"}, unknown, map[string]string{"Release": "", "MarkFailed": "", "Reject": "", "MarkPaid": ""}},
-		{"overlap, not looked at yet", nil, nil, map[string]string{"Release": "", "Reject": "", "MarkPaid": ""}},
-		{"overlap, held", map[string]any{"state": "Held"}, nil, map[string]string{"Release": "", "Reject": "", "MarkPaid": ""}},
+		{"overlap, not looked at yet", nil, nil, map[string]string{"Release": "", "MarkFailed": known, "Reject": "", "MarkPaid": ""}},
+		{"overlap, held", map[string]any{"state": "Held"}, nil, map[string]string{"Release": "", "MarkFailed": known, "Reject": "", "MarkPaid": ""}},
+		// An attempt of it may be unknown, and released: the record knows.
+		{"overlap, a later hold", map[string]any{"state": "Held"}, set("spec.hold", int64(2)), map[string]string{"Release": "", "MarkFailed": "", "Reject": ""}},
 		{"void", map[string]any{"state": "Void"}, nil, map[string]string{"Release": "this hold is Void " + over, "Reject": "this hold is Void " + over}},
 		{"resolved", map[string]any{"state": "Resolved"}, nil, map[string]string{"Release": "this hold is Resolved " + over}},
 	} {
