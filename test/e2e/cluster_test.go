@@ -120,7 +120,7 @@ var _ = Describe("Asking what became of an intent", func() {
 		doc = w.poll(ctx, charge, "k1", "")
 		Expect(doc.Verdict).To(Equal(replay))
 		Expect(doc.Scope).To(Equal([]string{"account/" + w.namespace + "/order/9"}))
-		Expect(doc.Amount.Value).To(Equal("10.5"))
+		Expect(doc.Amount.Value).To(Equal("10.50"))
 		Expect(doc.Fingerprint).To(HavePrefix("sha256:"))
 		Expect(doc.Attempts).To(HaveLen(1))
 		Expect(doc.Attempts[0]).To(And(HaveField("Number", 1), HaveField("Outcome", "Succeeded"), HaveField("Status", 201)))

@@ -287,7 +287,7 @@ var _ = Describe("An intent that is registered", func() {
 			s.token = w.tokenOf(ctx, "other", audience)
 			s.scope, s.amount = w.ofOrder("8"), "12"
 			Expect(w.put(ctx, s).verdict()).To(Equal(allow))
-			Expect(w.poll(ctx, charge, "k1", "").Amount.Value).To(Equal("10"))
+			Expect(w.poll(ctx, charge, "k1", "").Amount.Value).To(Equal("10.00"))
 		})
 
 		It("until its time is over", func(ctx SpecContext) {

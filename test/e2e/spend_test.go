@@ -91,7 +91,7 @@ var _ = Describe("a budget's spend", func() {
 		w.spendIs(ctx, "daily", "100", "0")
 		nothingSent(ctx, func() {
 			for _, c := range denied[:5] {
-				Expect(w.exceeded(ctx, c).Detail).To(ContainSubstring("You have 0 USD left."))
+				Expect(w.exceeded(ctx, c).Detail).To(ContainSubstring("You have 0.00 USD left."))
 			}
 			// A replay costs nothing.
 			w.pay(ctx, paid[0], 201, replay)
@@ -110,7 +110,7 @@ var _ = Describe("a budget's spend", func() {
 		w.pay(ctx, call{id: "k1", body: w.order("1", "10"), fault: "decline-402"}, 402, allow)
 		w.spendIs(ctx, "short", "0", "0")
 		// To the cent.
-		Expect(w.exceeded(ctx, call{id: "k0", body: w.order("0", "10.01")}).Detail).To(ContainSubstring("10 USD within 4s"))
+		Expect(w.exceeded(ctx, call{id: "k0", body: w.order("0", "10.01")}).Detail).To(ContainSubstring("10.00 USD within 4s"))
 		began := time.Now()
 		w.pay(ctx, call{id: "k2", body: w.order("2", "10")}, 201, allow)
 		w.exceeded(ctx, call{id: "k3", body: w.order("3", "0.01")})
