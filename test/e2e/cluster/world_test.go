@@ -127,7 +127,7 @@ func prepare(ctx context.Context) {
 // refuses all resolutions until then.
 func (w *world) resolutionsAreStamped(ctx context.Context) {
 	GinkgoHelper()
-	order := "stamped-" + suiteBegan
+	order := fmt.Sprintf("stamped-%d", time.Now().UnixMilli())
 	w.pay(ctx, call{id: order, body: w.order(order, "10.00")}, 201, allow)
 	hold := w.pay(ctx, call{id: order + "-again", body: w.order(order, "11.00")}, 409, unknownHold).problem().Hold
 	w.holdIs(ctx, hold, v1alpha1.HoldHeld)
