@@ -68,13 +68,17 @@ func TestCluster(t *testing.T) {
 					t.Errorf("%s asked %s by address: %q, %v", asking, asked, got, err)
 				}
 			}
-			seen := map[string]bool{}
+			served, seen := false, map[string]bool{}
 			if err := await(ctx, time.Minute, asking+" to meet both pods behind the Service", func(context.Context) error {
 				got, err := w.ask(asking, "http://peer.default.svc:8080/name")
 				if err != nil {
-					// Not one call may fail once the Service is there.
-					t.Errorf("%s asked by name: %v", asking, err)
+					// Not one call may fail once the node knows the Service's pods.
+					if served {
+						t.Errorf("%s asked by name: %v", asking, err)
+					}
+					return err
 				}
+				served = true
 				seen[got] = true
 				if !seen["a"] || !seen["b"] {
 					return fmt.Errorf("met %v", seen)
