@@ -24,8 +24,9 @@ import (
 )
 
 const (
-	// olderCommit is the version from which is upgraded: the first that can be installed as this one is.
-	olderCommit  = "e484c777cee0bbd08eb5c5bcd694259744a5c9a8"
+	// olderCommit is the version from which is upgraded: one that is installed as this one is, and whose Redis keeps its
+	// records when it is started anew.
+	olderCommit  = "403c6a3ab8693425b0e3fb09cb11dd75a1bc41e3"
 	olderVersion = "before"
 )
 
