@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -34,12 +36,13 @@ func reinstall(ctx context.Context) {
 	onRedis.resolutionsAreStamped(ctx)
 }
 
-// uninstall is what a user does.
+// uninstall is what make undeploy ALL=1 does.
 func uninstall(ctx context.Context) {
 	GinkgoHelper()
-	// Some of it goes with its namespace before it is asked for. The namespace takes half of the longest
-	// grace of its pods, however soon they end.
-	mustKubectl(ctx, "delete", "-k", defaultDir(), "--ignore-not-found", "--timeout=6m")
+	cmd := exec.CommandContext(ctx, filepath.Join(root, "hack", "install.sh"), "undeploy")
+	cmd.Env = append(os.Environ(), "ALL=1", "KUBECONFIG="+box.Kubeconfig(), "KUBECTL="+tools.Kubectl)
+	out, err := cmd.CombinedOutput()
+	Expect(err).NotTo(HaveOccurred(), string(out))
 }
 
 // left are the objects of the cluster, by kind and name, that are of Holdfast or its samples.
@@ -125,7 +128,10 @@ var _ = Describe("An installation", func() {
 		for _, r := range agents {
 			r.paid(ctx, 10)
 		}
-		// Agents call on meanwhile: what they began before is what they come back for.
+		// Who calls while nothing knows him is refused for good, and no record tells of it: so they end before.
+		for _, r := range agents {
+			r.end(ctx)
+		}
 		uninstall(ctx)
 		Expect(left(ctx)).To(BeEmpty())
 		before := []map[string]int{both[0].charges(ctx), both[1].charges(ctx)}
@@ -155,6 +161,9 @@ var _ = Describe("An installation", func() {
 			// As a user types it: nothing is waited for between the two.
 			mustKubectl(ctx, "apply", "-k", defaultDir())
 			mustKubectl(ctx, "apply", "-k", samplesDir())
+			// The namespace takes half of its pods' grace to go, however soon they end.
+			mustKubectl(ctx, "patch", "deployment", gatewayName, "--namespace="+system, "--type=merge",
+				`--patch={"spec":{"template":{"spec":{"terminationGracePeriodSeconds":60}}}}`)
 			available(ctx)
 			Eventually(looked).WithContext(ctx).WithTimeout(2 * time.Minute).Should(Succeed())
 			for _, dir := range order {
