@@ -88,6 +88,12 @@ func etcdMiB(ctx context.Context) int {
 	return 0
 }
 
+// figure is told also when all is well: it is what the drill is made for.
+func figure(format string, args ...any) {
+	GinkgoHelper()
+	AddReportEntry(fmt.Sprintf(format, args...))
+}
+
 var _ = Describe("Many intents", Label("drill"), func() {
 	It("are written down and held, and the worklist stays quick", func(ctx SpecContext) {
 		intents, heldOnes := howMany(intentsEnv, 200), howMany(heldEnv, 20)
@@ -147,7 +153,7 @@ var _ = Describe("Many intents", Label("drill"), func() {
 			open, held := registered(ctx)
 			return [2]int{open, held}
 		}).WithContext(ctx).WithTimeout(30 * time.Minute).WithPolling(time.Second).Should(Equal([2]int{intents - heldOnes, heldOnes}))
-		GinkgoWriter.Printf("%d intents were made in %s, and all registered after %s\n", intents, made, time.Since(began))
+		figure("%d intents were made in %s, and all registered after %s", intents, made, time.Since(began))
 		Eventually(func(ctx context.Context) int {
 			n := 0
 			for _, h := range w.holds(ctx) {
@@ -164,7 +170,7 @@ var _ = Describe("Many intents", Label("drill"), func() {
 			began := time.Now()
 			f()
 			took := time.Since(began)
-			GinkgoWriter.Printf("%s: %s\n", what, took.Round(time.Millisecond))
+			figure("%s: %s", what, took.Round(time.Millisecond))
 			Expect(took).To(BeNumerically("<", within), what)
 		}
 		timed("list all intents", 30*time.Second, func() { registered(ctx) })
@@ -228,9 +234,9 @@ var _ = Describe("Many intents", Label("drill"), func() {
 		})
 		for _, g := range gateways() {
 			now, peak := memoryOf(g)
-			GinkgoWriter.Printf("%s: %d MiB, at the most %d MiB\n", g, now, peak)
+			figure("%s: %d MiB, at the most %d MiB", g, now, peak)
 			Expect(peak).To(BeNumerically("<", most), "%s", g)
 		}
-		GinkgoWriter.Printf("etcd: %d MiB, before %d MiB\n", etcdMiB(ctx), before)
+		figure("etcd: %d MiB, before %d MiB", etcdMiB(ctx), before)
 	}, SpecTimeout(time.Hour))
 })
