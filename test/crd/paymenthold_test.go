@@ -127,7 +127,7 @@ func TestPaymentHold(t *testing.T) {
 
 		{"released", resolution("Release"), ""},
 		{"rejected", resolution("Reject"), ""},
-		{"marked as failed", resolution("MarkFailed"), ""},
+		{"marked as failed, where nothing was sent", resolution("MarkFailed"), "choose Reject"},
 		{"marked as paid", resolution("MarkPaid", "providerReference", "re_1"), ""},
 		{"marked as paid, with a result", resolution("MarkPaid", "providerReference", "re_1", "result", ` {"id":"re_1","amount":49.990} `), ""},
 		{"marked as paid, with a list as result", resolution("MarkPaid", "providerReference", "re_1", "result", `["re_1"]`), ""},
