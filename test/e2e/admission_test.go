@@ -169,7 +169,7 @@ var _ = Describe("An agent that oversteps", func() {
 		got := w.get(ctx, theirs)
 		Expect(got.status).To(Equal(404), got.String())
 		Expect(got.body).NotTo(ContainSubstring("order/2"))
-		Expect(got.problem().Detail).To(Equal(strings.ReplaceAll(w.get(ctx, w.toolURL(charge)+"/intents/nobody").problem().Detail, "nobody", "theirs")))
+		Expect(got.problem().Detail).To(Equal(strings.ReplaceAll(w.get(ctx, w.toolURL(charge)+"/intents/absent").problem().Detail, "absent", "theirs")))
 		Expect(w.charged(ctx, "1")).To(BeZero())
 	})
 })
