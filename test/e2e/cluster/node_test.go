@@ -73,6 +73,10 @@ var _ = Describe("The stores' node", func() {
 		for _, r := range agents {
 			r.paid(ctx, 10)
 		}
+		// The judge waits until nothing is under way at the provider, of the other world either.
+		for _, r := range agents {
+			r.end(ctx)
+		}
 		for i, w := range both {
 			saw := w.judge(ctx, "store's node killed, and returned", agents[i])
 			Expect(saw.Answers["503 DENY"]).To(BeNumerically(">", 0), "%v", saw.Answers)

@@ -168,6 +168,10 @@ var _ = Describe("An upgrade", func() {
 		for _, p := range podsOf(ctx, gatewayName) {
 			Expect(p.Spec.Containers[0].Image).To(Equal(build.Reference("manager", build.Version)))
 		}
+		// The judge waits until nothing is under way at the provider, of the other world either.
+		for _, r := range agents {
+			r.end(ctx)
+		}
 		for _, w := range worlds() {
 			saw := w.judge(ctx, "two versions at once", agents[w])
 			Expect(saw.connectionErrors()).To(BeZero(), "%v %v", saw.ConnectionErrors, saw.LastErrors)
