@@ -25,6 +25,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/holdfast-dev/holdfast/test/agent"
 )
 
 // The verdicts, as an agent reads them.
@@ -220,38 +222,9 @@ type run struct {
 }
 
 // report is what an agent saw.
-type report struct {
-	Done             bool           `json:"done"`
-	Seconds          float64        `json:"seconds"`
-	Orders           int            `json:"orders"`
-	Calls            int            `json:"calls"`
-	Open             int            `json:"open"`
-	Answers          map[string]int `json:"answers"`
-	ConnectionErrors map[string]int `json:"connection_errors"`
-	LastErrors       []string       `json:"last_errors"`
-	LastRefusals     []string       `json:"last_refusals"`
-	Ends             map[string]int `json:"ends"`
-	LongestPause     float64        `json:"longest_pause_seconds"`
-	Intents          []intent       `json:"intents"`
-}
+type report struct{ agent.Report }
 
-type intent struct {
-	ID         string `json:"id"`
-	Order      string `json:"order"`
-	Amount     string `json:"amount"`
-	Attempts   int    `json:"attempts"`
-	End        string `json:"end"`
-	Status     int    `json:"status"`
-	Verdict    string `json:"verdict"`
-	Hold       string `json:"hold"`
-	BodySHA256 string `json:"body_sha256"`
-}
-
-// The ends of an intent, as an agent sees them.
-const (
-	endPaid = "paid"
-	endHeld = "held"
-)
+type intent = agent.Intent
 
 // connectionErrors are all of them.
 func (r report) connectionErrors() int {
@@ -375,7 +348,7 @@ func (r *run) paid(ctx context.Context, more int) {
 	GinkgoHelper()
 	count := func(ctx context.Context) (int, error) {
 		now, err := r.progress(ctx)
-		return now.Ends[endPaid], err
+		return now.Ends[agent.Paid], err
 	}
 	var before int
 	Eventually(func(ctx context.Context) (err error) {

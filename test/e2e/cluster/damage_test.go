@@ -57,7 +57,7 @@ func gone(ctx context.Context, o client.Object) {
 }
 
 // again asks for the same payment again.
-func (i intent) again(w *world) call {
+func (w *world) again(i intent) call {
 	return call{id: i.ID, body: w.order(i.Order, i.Amount)}
 }
 

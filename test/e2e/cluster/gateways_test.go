@@ -17,6 +17,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/holdfast-dev/holdfast/test/agent"
 )
 
 // podsOf are the running pods of a Deployment of Holdfast's that are not on their way out.
@@ -193,6 +195,6 @@ func (w *world) lostNone(saw judged) {
 	Expect(saw.connectionErrors()).To(BeZero(), "%v %v", saw.ConnectionErrors, saw.LastErrors)
 	Expect(slices.Collect(maps.Keys(saw.Answers))).To(Equal([]string{"201 ALLOW"}), "%v %v", saw.Answers, saw.LastRefusals)
 	Expect(saw.Calls).To(Equal(saw.Orders))
-	Expect(saw.Ends[endPaid]).To(Equal(saw.Orders))
+	Expect(saw.Ends[agent.Paid]).To(Equal(saw.Orders))
 	Expect(saw.charges).To(Equal(saw.Orders))
 }

@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
+	"github.com/holdfast-dev/holdfast/test/agent"
 )
 
 // said is what everybody says: of an order that was paid, of one that is held, and of those that stand.
@@ -60,8 +61,8 @@ func allIsWell() said {
 	return said{
 		entries: []entry{charged("p-1"), charged("standing"), {AccountID: "another", OrderID: "p-2"}},
 		intents: []intent{
-			{ID: "p-1", Order: "p-1", Amount: "1.00", End: endPaid, BodySHA256: hex.EncodeToString(sum[:])},
-			{ID: "p-2", Order: "p-2", Amount: "2.00", End: endHeld},
+			{ID: "p-1", Order: "p-1", Amount: "1.00", End: agent.Paid, BodySHA256: hex.EncodeToString(sum[:])},
+			{ID: "p-2", Order: "p-2", Amount: "2.00", End: agent.Held},
 		},
 		answers: map[string]reply{
 			"p-1": saysPaid("receipt"), "p-2": saysHeld("h2"), "standing": saysPaid("old"), "standing-again": saysHeld("h0"),
@@ -161,7 +162,7 @@ func saying(t *testing.T, s said) *world {
 		case "/ledger":
 			body = ledger{Entries: s.entries}
 		case "/progress", "/report":
-			body = report{Done: true, Orders: len(s.intents), Intents: s.intents}
+			body = agent.Report{Done: true, Orders: len(s.intents), Intents: s.intents}
 		}
 		_ = json.NewEncoder(w).Encode(body)
 	}))

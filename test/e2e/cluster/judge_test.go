@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
+	"github.com/holdfast-dev/holdfast/test/agent"
 )
 
 const (
@@ -150,7 +151,7 @@ func (w *world) judge(ctx context.Context, drill string, runs ...*run) judged {
 				return
 			}
 			paid[i.Order] = true
-			if i.End != endPaid {
+			if i.End != agent.Paid {
 				all.late++
 			}
 		})
@@ -185,7 +186,7 @@ func (w *world) judge(ctx context.Context, drill string, runs ...*run) judged {
 
 // decided says what became of one intent, which must not be undecided.
 func (w *world) decided(ctx context.Context, i intent) (held bool, err error) {
-	c := call{id: i.ID, body: fmt.Sprintf(`{"accountId":%q,"orderId":%q,"amount":%q}`, w.namespace, i.Order, i.Amount)}
+	c := w.again(i)
 	ctx, cancel := context.WithTimeout(ctx, undecided)
 	defer cancel()
 	tick := time.NewTicker(time.Second)
@@ -195,11 +196,11 @@ func (w *world) decided(ctx context.Context, i intent) (held bool, err error) {
 		switch {
 		case got.err == nil && got.status == http.StatusCreated && got.verdict() == replay:
 			sum := sha256.Sum256([]byte(got.body))
-			if i.End == endPaid && hex.EncodeToString(sum[:]) != i.BodySHA256 {
+			if i.End == agent.Paid && hex.EncodeToString(sum[:]) != i.BodySHA256 {
 				return false, fmt.Errorf("%s is answered with other bytes than before: %s", i.ID, got)
 			}
 			return false, nil
-		case got.err == nil && got.verdict() == unknownHold && i.End == endHeld:
+		case got.err == nil && got.verdict() == unknownHold && i.End == agent.Held:
 			var p problem
 			if err := json.Unmarshal([]byte(got.body), &p); err != nil {
 				return false, fmt.Errorf("%s: %w: %s", i.ID, err, got)

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
+	"github.com/holdfast-dev/holdfast/test/agent"
 )
 
 // storeServes waits until another server than was, or the same one begun anew, is ready.
@@ -105,11 +106,11 @@ var _ = Describe("Stores", func() {
 			open := 0
 			for _, i := range saw.Intents {
 				switch i.End {
-				case endPaid:
+				case agent.Paid:
 					Expect(before).To(HaveKeyWithValue(i.Order, 1), i.ID)
-				case endHeld:
+				case agent.Held:
 					open++
-					w.pay(ctx, i.again(w), http.StatusConflict, unknownHold)
+					w.pay(ctx, w.again(i), http.StatusConflict, unknownHold)
 				default:
 					Fail(fmt.Sprintf("%s ended as %q", i.ID, i.End))
 				}
