@@ -100,6 +100,28 @@ func payment(t *testing.T, caller, id, order, fault string) *http.Request {
 	return req
 }
 
+// succession is two gateways over TLS with the same records and upstream, and the Service before them, which leads
+// to the old one first.
+type succession struct {
+	r          *rig // of the old one
+	behind     *service
+	old, young string // their addresses
+	roots      *x509.CertPool
+}
+
+func newSuccession(t *testing.T) *succession {
+	t.Helper()
+	certFile, keyFile, roots := certificate(t, t.TempDir())
+	s := &succession{behind: &service{open: map[string]int{}}, roots: roots}
+	s.r = setUp(t, overTLS(t, certFile, keyFile, &s.old))
+	next := setUp(t, overTLS(t, certFile, keyFile, &s.young))
+	next.engines.Put(namespace, "payments", s.r.engine)
+	next.upstream = s.r.upstream
+	next.tool("charge", "/charges", nil)
+	s.behind.to.Store(&s.old)
+	return s
+}
+
 func TestAGatewayThatLeavesLosesNoCall(t *testing.T) {
 	for _, protocol := range []string{"HTTP/1.1", "HTTP/2.0"} {
 		t.Run(protocol, func(t *testing.T) { leaves(t, protocol) })
@@ -108,15 +130,8 @@ func TestAGatewayThatLeavesLosesNoCall(t *testing.T) {
 
 func leaves(t *testing.T, protocol string) {
 	const agents = 100
-	certFile, keyFile, roots := certificate(t, t.TempDir())
-	var old, young string
-	r := setUp(t, overTLS(t, certFile, keyFile, &old))
-	next := setUp(t, overTLS(t, certFile, keyFile, &young))
-	next.engines.Put(namespace, "payments", r.engine)
-	next.upstream = r.upstream
-	next.tool("charge", "/charges", nil)
-	behind := &service{open: map[string]int{}}
-	behind.to.Store(&old)
+	two := newSuccession(t)
+	r, behind := two.r, two.behind
 
 	var calls, fromOld, kept atomic.Int64
 	end := make(chan struct{})
@@ -129,7 +144,7 @@ func leaves(t *testing.T, protocol string) {
 	defer finish()
 	for i := range agents {
 		all.Go(func() {
-			transport := &http.Transport{DialContext: behind.dial, TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: protocol == "HTTP/2.0"}
+			transport := &http.Transport{DialContext: behind.dial, TLSClientConfig: &tls.Config{RootCAs: two.roots}, ForceAttemptHTTP2: protocol == "HTTP/2.0"}
 			defer transport.CloseIdleConnections()
 			client := &http.Client{Transport: transport}
 			caller, fault := fmt.Sprintf("agent-%d", i), "hold"
@@ -151,7 +166,7 @@ func leaves(t *testing.T, protocol string) {
 					t.Errorf("agent %d, call %d: %s over %s", i, n, resp.Status, resp.Proto)
 					return
 				}
-				if leaving && protocol == "HTTP/1.1" && behind.to.Load() == &old {
+				if leaving && protocol == "HTTP/1.1" && behind.to.Load() == &two.old {
 					fromOld.Add(1)
 					if !resp.Close {
 						kept.Add(1)
@@ -177,8 +192,8 @@ func leaves(t *testing.T, protocol string) {
 	if protocol == "HTTP/1.1" && (fromOld.Load() == 0 || kept.Load() > 0) {
 		t.Errorf("of %d answers after it was told to leave, %d keep their connections", fromOld.Load(), kept.Load())
 	}
-	behind.to.Store(&young)
-	eventually(t, "all of them have gone elsewhere", func() bool { return behind.connections(old) == 0 })
+	behind.to.Store(&two.young)
+	eventually(t, "all of them have gone elsewhere", func() bool { return behind.connections(two.old) == 0 })
 	at := calls.Load()
 	if err := r.stop(); err != nil {
 		t.Error(err)
@@ -238,15 +253,8 @@ func TestWhatCrossesTheEndOfAnIdleConnection(t *testing.T) {
 }
 
 func crosses(t *testing.T, protocol string) {
-	certFile, keyFile, roots := certificate(t, t.TempDir())
-	var old, young string
-	r := setUp(t, overTLS(t, certFile, keyFile, &old))
-	next := setUp(t, overTLS(t, certFile, keyFile, &young))
-	next.engines.Put(namespace, "payments", r.engine)
-	next.upstream = r.upstream
-	next.tool("charge", "/charges", nil)
-	behind := &service{open: map[string]int{}}
-	behind.to.Store(&old)
+	two := newSuccession(t)
+	r, behind := two.r, two.behind
 
 	cross := make(chan struct{})
 	paid := func(caller *http.Client, id string, again bool) error {
@@ -269,12 +277,12 @@ func crosses(t *testing.T, protocol string) {
 		transport := &http.Transport{
 			DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 				conn, err := behind.dial(ctx, network, address)
-				if err != nil || behind.to.Load() == &young {
+				if err != nil || behind.to.Load() == &two.young {
 					return conn, err
 				}
 				return &far{Conn: conn, cross: cross, wrote: make(chan struct{})}, nil
 			},
-			TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: protocol == "HTTP/2.0",
+			TLSClientConfig: &tls.Config{RootCAs: two.roots}, ForceAttemptHTTP2: protocol == "HTTP/2.0",
 		}
 		defer transport.CloseIdleConnections()
 		callers[i] = &http.Client{Transport: transport}
@@ -283,12 +291,12 @@ func crosses(t *testing.T, protocol string) {
 		}
 	}
 	r.g.Leave()
-	behind.to.Store(&young)
+	behind.to.Store(&two.young)
 	close(cross)
 	if err := r.stop(); err != nil {
 		t.Error(err)
 	}
-	if n := behind.connections(old); n != 2 {
+	if n := behind.connections(two.old); n != 2 {
 		t.Fatalf("the callers know of the end of %d of 2 connections", 2-n)
 	}
 
