@@ -41,7 +41,6 @@ import (
 	"k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/keyutil"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 )
@@ -110,24 +109,8 @@ func (c *Certificate) NeedLeaderElection() bool { return true }
 
 // Start makes what is missing and renews what ends, until the process ends.
 func (c *Certificate) Start(ctx context.Context) error {
-	tick := time.NewTicker(certificateTick)
-	defer tick.Stop()
-	failed := ""
-	for {
-		err := c.ensure(ctx)
-		switch {
-		case err == nil:
-			failed = ""
-		case ctx.Err() == nil && err.Error() != failed:
-			failed = err.Error()
-			log.FromContext(ctx).Error(err, "the gateways' certificate is not as it should be; trying on")
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-	}
+	repeat(ctx, certificateTick, "the gateways' certificate is not as it should be; trying on", c.ensure)
+	return nil
 }
 
 // pair is a certificate and its key.

@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/flowcontrol"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 	"github.com/holdfast-dev/holdfast/internal/guard"
@@ -46,7 +45,7 @@ type Collector struct {
 	// After is how long an object stays once it is over.
 	After time.Duration
 
-	failed string
+	failed failing
 }
 
 // NeedLeaderElection is false: it asks itself whether it leads, as the worklist does.
@@ -66,13 +65,7 @@ func (c *Collector) Start(ctx context.Context) error {
 		if !c.Leading() {
 			continue
 		}
-		text := ""
-		if err := c.collect(ctx, slowly); err != nil && ctx.Err() == nil {
-			if text = err.Error(); text != c.failed {
-				log.FromContext(ctx).Error(err, "not all objects that are over could be collected; trying on")
-			}
-		}
-		c.failed = text
+		c.failed.tell(ctx, c.collect(ctx, slowly), "not all objects that are over could be collected; trying on")
 	}
 }
 

@@ -127,24 +127,8 @@ func (k *RequestKeys) NeedLeaderElection() bool { return true }
 
 // Start makes the Secret wherever it is missing, until the process ends.
 func (k *RequestKeys) Start(ctx context.Context) error {
-	tick := time.NewTicker(keysTick)
-	defer tick.Stop()
-	failed := ""
-	for {
-		err := k.ensure(ctx)
-		switch {
-		case err == nil:
-			failed = ""
-		case ctx.Err() == nil && err.Error() != failed:
-			failed = err.Error()
-			log.FromContext(ctx).Error(err, "the request keys could not be made; trying on")
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-	}
+	repeat(ctx, keysTick, "the request keys could not be made; trying on", k.ensure)
+	return nil
 }
 
 func (k *RequestKeys) ensure(ctx context.Context) error {

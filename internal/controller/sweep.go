@@ -8,8 +8,6 @@ import (
 	"context"
 	"time"
 
-	"sigs.k8s.io/controller-runtime/pkg/log"
-
 	"github.com/holdfast-dev/holdfast/internal/guard"
 )
 
@@ -28,18 +26,12 @@ func (s Sweep) NeedLeaderElection() bool { return false }
 func (s Sweep) Start(ctx context.Context) error {
 	tick := time.NewTicker(sweepTick)
 	defer tick.Stop()
-	failed := map[guard.Served]string{}
+	failed := map[guard.Served]failing{}
 	for {
 		for _, served := range s.Engines.All() {
-			err := s.one(ctx, served)
-			text := ""
-			if err != nil {
-				text = err.Error()
-			}
-			if text != "" && text != failed[served] && ctx.Err() == nil {
-				log.FromContext(ctx).Error(err, "what is due could not all be done; trying on", "namespace", served.Namespace, "store", served.Store)
-			}
-			if failed[served] = text; text == "" {
+			last := failed[served]
+			last.tell(ctx, s.one(ctx, served), "what is due could not all be done; trying on", "namespace", served.Namespace, "store", served.Store)
+			if failed[served] = last; last == "" {
 				delete(failed, served)
 			}
 		}

@@ -67,7 +67,7 @@ type Worklist struct {
 	// next is where the next walk goes on among the holds that are over, for each store.
 	next map[string]int
 	// failed is the last walk's error, so that it is logged once.
-	failed string
+	failed failing
 	// open are the holds of each store at its last whole walk.
 	open map[metrics.Name][]metrics.Hold
 }
@@ -103,11 +103,8 @@ func (w *Worklist) Start(ctx context.Context) error {
 		err := w.walk(ctx)
 		ended := time.Now()
 		rest := time.Duration(0)
-		if err != nil && ctx.Err() == nil && err.Error() != w.failed {
-			w.failed = err.Error()
-			log.FromContext(ctx).Error(err, "not all holds could be shown; trying on")
-		} else if err == nil {
-			w.failed = ""
+		w.failed.tell(ctx, err, "not all holds could be shown; trying on")
+		if err == nil {
 			rest = min(restPerWalk*ended.Sub(began), maxRest)
 		}
 		for waiting := true; waiting; {

@@ -19,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 	"github.com/holdfast-dev/holdfast/internal/guard"
@@ -55,7 +54,7 @@ type intentTurns struct {
 	perTick       int
 	open, settled turn
 	// failed is the last error, so that it is logged once.
-	failed string
+	failed failing
 }
 
 // perTick is how many of so many are looked at each second.
@@ -77,13 +76,7 @@ func (w *Worklist) followIntents(ctx context.Context) {
 		if !w.Leading() {
 			continue
 		}
-		text := ""
-		if err := w.lookAtIntents(ctx); err != nil && ctx.Err() == nil {
-			if text = err.Error(); text != w.intents.failed {
-				log.FromContext(ctx).Error(err, "the news of intents are not shown; trying on")
-			}
-		}
-		w.intents.failed = text
+		w.intents.failed.tell(ctx, w.lookAtIntents(ctx), "the news of intents are not shown; trying on")
 	}
 }
 

@@ -171,7 +171,9 @@ func New(st store.Store, id store.Identity, o Options) *Engine {
 func (e *Engine) Identity() store.Identity { return e.id }
 
 // lease is how long an attempt under this policy holds its record.
-func (e *Engine) lease(p Policy) time.Duration { return p.Timeout + e.o.Settlement + e.o.Margin }
+func (e *Engine) lease(p Policy) time.Duration { return e.o.lease(p) }
+
+func (o Options) lease(p Policy) time.Duration { return p.Timeout + o.Settlement + o.Margin }
 
 // get reads a record and begins to watch it.
 func (e *Engine) get(ctx context.Context, key string) (*record, time.Time, error) {

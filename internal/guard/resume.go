@@ -269,7 +269,7 @@ func (r *record) keyUntil(o Options) time.Time {
 	if window == 0 || !r.unknownUnderKey() || o.mutation == releaseAnyAge {
 		return time.Time{}
 	}
-	need := r.Policy.Timeout + o.Settlement + o.Margin + o.Grace + r.Policy.SettleAfter
+	need := o.lease(r.Policy) + o.Grace + r.Policy.SettleAfter
 	return r.firstUnderKey().Started.Add(window - need)
 }
 
