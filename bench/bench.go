@@ -16,7 +16,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/holdfast-dev/holdfast/hack/dev/cluster"
+	"github.com/holdfast-dev/holdfast/hack/dev/ports"
 	"github.com/holdfast-dev/holdfast/hack/dev/servers"
 )
 
@@ -177,11 +177,11 @@ func (b *bench) compare(ctx context.Context, r *report) error {
 func (b *bench) openGateway(l *layer, at place) error {
 	args := append(at.args(), "-upstream", b.ledger)
 	if b.profiles != "" {
-		ports, err := cluster.FreePorts(1)
+		free, err := ports.Free(1)
 		if err != nil {
 			return err
 		}
-		l.profiles = host + ":" + strconv.Itoa(ports[0])
+		l.profiles = host + ":" + strconv.Itoa(free[0])
 		args = append(args, "-profiles", l.profiles, "-profiled", b.profiled)
 	}
 	var err error

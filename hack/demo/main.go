@@ -29,6 +29,7 @@ import (
 	"github.com/holdfast-dev/holdfast/hack/controlplane/assets"
 	"github.com/holdfast-dev/holdfast/hack/dev/cluster"
 	"github.com/holdfast-dev/holdfast/hack/dev/filelock"
+	"github.com/holdfast-dev/holdfast/hack/dev/ports"
 	"github.com/holdfast-dev/holdfast/hack/dev/whole"
 )
 
@@ -123,12 +124,12 @@ func ended(ctx context.Context, err error) error {
 // setUp starts all of it and applies the demo's tool.
 func (d *demo) setUp(ctx context.Context, root string, progress io.Writer) error {
 	d.say("Setting up: a control plane, the manager, a payment provider, the samples.")
-	ports, err := cluster.FreePorts(2)
+	free, err := ports.Free(2)
 	if err != nil {
 		return err
 	}
 	d.w, err = whole.Up(ctx, whole.Options{
-		Root: root, Dir: d.dir, GatewayPort: ports[0], ProviderPort: ports[1],
+		Root: root, Dir: d.dir, GatewayPort: free[0], ProviderPort: free[1],
 		// Nobody wants this data after a crash of the machine.
 		UnsafeNoFsync: true,
 		// The shortest leases that the manager takes, so that the crash is over soon.

@@ -25,7 +25,7 @@ import (
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 	"github.com/holdfast-dev/holdfast/hack/controlplane/assets"
-	"github.com/holdfast-dev/holdfast/hack/dev/cluster"
+	"github.com/holdfast-dev/holdfast/hack/dev/ports"
 	"github.com/holdfast-dev/holdfast/hack/dev/whole"
 )
 
@@ -70,7 +70,7 @@ func run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	ports, err := cluster.FreePorts(2)
+	free, err := ports.Free(2)
 	if err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func run(ctx context.Context) (err error) {
 	defer func() {
 		err = errors.Join(err, whole.Down(context.WithoutCancel(ctx), dir, false, io.Discard), os.RemoveAll(parent))
 	}()
-	w, err := whole.Up(ctx, whole.Options{Root: root, Dir: dir, GatewayPort: ports[0], ProviderPort: ports[1], Log: os.Stderr})
+	w, err := whole.Up(ctx, whole.Options{Root: root, Dir: dir, GatewayPort: free[0], ProviderPort: free[1], Log: os.Stderr})
 	if err != nil {
 		return err
 	}

@@ -35,6 +35,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
+	"github.com/holdfast-dev/holdfast/hack/dev/ports"
 	"github.com/holdfast-dev/holdfast/internal/guard"
 	"github.com/holdfast-dev/holdfast/internal/store"
 	"github.com/holdfast-dev/holdfast/internal/store/postgres"
@@ -76,11 +77,10 @@ func (w *world) node(s *v1alpha1.IdempotencyStore) *node {
 	w.Helper()
 	dir, err := os.MkdirTemp("", "node")
 	must(w.T, err)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	free, err := ports.Free(1)
 	must(w.T, err)
 	// A copy: clients read it while the store is read anew.
-	n := &node{world: w, s: s.DeepCopy(), dir: dir, port: l.Addr().(*net.TCPAddr).Port}
-	must(w.T, l.Close())
+	n := &node{world: w, s: s.DeepCopy(), dir: dir, port: free[0]}
 	for _, sub := range []string{"data", "secret", "tls", "run"} {
 		must(w.T, os.Mkdir(filepath.Join(dir, sub), 0o700))
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
+	"github.com/holdfast-dev/holdfast/hack/dev/ports"
 	"github.com/holdfast-dev/holdfast/internal/guard"
 	"github.com/holdfast-dev/holdfast/internal/policy"
 	"github.com/holdfast-dev/holdfast/test/provider"
@@ -92,14 +94,11 @@ func TestTheGatewayTriesAgainWhileNothingMoved(t *testing.T) {
 
 func TestAnUpstreamThatComesBackIsPaidOnce(t *testing.T) {
 	r := setUp(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	free, err := ports.Free(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	address := l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(free[0]))
 	r.upstream = "http://" + address
 	r.tool("charge", "/charges", retrying(20))
 	answer := make(chan reply, 1)

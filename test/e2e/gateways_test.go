@@ -15,7 +15,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
-	"github.com/holdfast-dev/holdfast/hack/dev/cluster"
+	"github.com/holdfast-dev/holdfast/hack/dev/ports"
 	"github.com/holdfast-dev/holdfast/hack/dev/whole"
 )
 
@@ -83,9 +83,9 @@ var beside sync.Map
 // startBeside starts one, until the end of the spec.
 func (g gatewayProcess) startBeside(ctx context.Context) {
 	GinkgoHelper()
-	ports, err := cluster.FreePorts(3)
+	free, err := ports.Free(3)
 	Expect(err).NotTo(HaveOccurred())
-	at := func(i int) string { return net.JoinHostPort(loopback, strconv.Itoa(ports[i])) }
+	at := func(i int) string { return net.JoinHostPort(loopback, strconv.Itoa(free[i])) }
 	beside.Store(g, "http://"+at(0))
 	DeferCleanup(func(ctx context.Context) { Expect(all.Processes().Stop(ctx, string(g))).To(Succeed()) })
 	Expect(all.StartGatewayProcess(ctx, whole.GatewayProcess{Name: string(g), Address: at(0), Health: at(1), Metrics: at(2)})).To(Succeed())

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
+	"github.com/holdfast-dev/holdfast/hack/dev/ports"
 )
 
 // retrying gives the tool a retry budget. The provider answers 503 with Retry-After
@@ -53,11 +55,9 @@ type absent struct {
 
 func newAbsent() *absent {
 	GinkgoHelper()
-	listener, err := net.Listen("tcp", net.JoinHostPort(loopback, "0"))
+	free, err := ports.Free(1)
 	Expect(err).NotTo(HaveOccurred())
-	a := &absent{address: listener.Addr().String()}
-	Expect(listener.Close()).To(Succeed())
-	return a
+	return &absent{address: net.JoinHostPort(loopback, strconv.Itoa(free[0]))}
 }
 
 // comes starts it.
@@ -238,11 +238,11 @@ func (w *world) comeBack(ctx context.Context, c call, refused *atomic.Int64) err
 		switch {
 		case got.err == nil && got.status == http.StatusCreated:
 			return nil
-		case got.err == nil && got.status == http.StatusTooManyRequests && got.problem().Reason == "retry_ratio":
-			refused.Add(1)
 		case got.err != nil, got.status == http.StatusServiceUnavailable, got.verdict() == inFlight:
-		default:
+		case got.status != http.StatusTooManyRequests || got.problem().SuggestedAction != "retry_later":
 			return fmt.Errorf("%s: %s", c.id, got)
+		case got.problem().Reason == "retry_ratio":
+			refused.Add(1)
 		}
 		select {
 		case <-ctx.Done():

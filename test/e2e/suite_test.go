@@ -25,7 +25,7 @@ import (
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 	"github.com/holdfast-dev/holdfast/hack/controlplane/assets"
-	"github.com/holdfast-dev/holdfast/hack/dev/cluster"
+	"github.com/holdfast-dev/holdfast/hack/dev/ports"
 	"github.com/holdfast-dev/holdfast/hack/dev/servers"
 	"github.com/holdfast-dev/holdfast/hack/dev/whole"
 )
@@ -83,7 +83,7 @@ func runOn(t *testing.T, kind string) {
 var _ = BeforeSuite(func(ctx SpecContext) {
 	root, err := assets.Root(ctx)
 	Expect(err).NotTo(HaveOccurred())
-	ports, err := cluster.FreePorts(2)
+	free, err := ports.Free(2)
 	Expect(err).NotTo(HaveOccurred())
 	// In the clone, as a developer's: where a temporary directory is in memory, what the
 	// embedded store keeps there would rightly be called not durable.
@@ -102,7 +102,7 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 		Expect(os.RemoveAll(parent)).To(Succeed())
 	})
 	all, err = whole.Up(ctx, whole.Options{
-		Root: root, Dir: dir, GatewayPort: ports[0], ProviderPort: ports[1], UnsafeNoFsync: true,
+		Root: root, Dir: dir, GatewayPort: free[0], ProviderPort: free[1], UnsafeNoFsync: true,
 		SecondGateway: kind != bolt,
 		ManagerArgs: []string{
 			"--lease-settlement=" + settlement.String(), "--lease-margin=" + margin.String(), "--lease-grace=" + grace.String(),

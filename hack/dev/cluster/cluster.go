@@ -15,8 +15,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -35,6 +33,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/holdfast-dev/holdfast/hack/controlplane/assets"
+	"github.com/holdfast-dev/holdfast/hack/dev/ports"
 	"github.com/holdfast-dev/holdfast/hack/dev/process"
 )
 
@@ -321,11 +320,11 @@ func (c *Cluster) loadState(o Options) (state, error) {
 		}
 		s.UnsafeNoFsync = o.UnsafeNoFsync
 	case errors.Is(err, fs.ErrNotExist):
-		ports, err := FreePorts(3)
+		free, err := ports.Free(3)
 		if err != nil {
 			return s, err
 		}
-		s = state{APIServerPort: ports[0], EtcdPort: ports[1], EtcdPeerPort: ports[2], UnsafeNoFsync: o.UnsafeNoFsync}
+		s = state{APIServerPort: free[0], EtcdPort: free[1], EtcdPeerPort: free[2], UnsafeNoFsync: o.UnsafeNoFsync}
 	default:
 		return s, err
 	}
@@ -553,32 +552,4 @@ func (c *Cluster) lostPort() bool {
 		}
 	}
 	return false
-}
-
-// The ports that FreePorts picks from. The system gives those above to connections
-// that go out, and one of them would soon be taken while its server is down for a moment.
-const firstPort, lastPort = 20000, 32767
-
-// FreePorts returns ports of the loopback address that nobody listens on now.
-func FreePorts(n int) ([]int, error) {
-	const perPort = 100
-	ports := make([]int, 0, n)
-	var last error
-	for range n * perPort {
-		if len(ports) == n {
-			break
-		}
-		l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(firstPort+rand.IntN(lastPort-firstPort+1)))
-		if err != nil {
-			last = err
-			continue
-		}
-		// All are held until the last is chosen, so that they differ.
-		defer func() { _ = l.Close() }()
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
-	}
-	if len(ports) < n {
-		return nil, fmt.Errorf("find %d free ports from %d to %d: %w", n, firstPort, lastPort, last)
-	}
-	return ports, nil
 }

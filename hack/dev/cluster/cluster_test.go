@@ -20,6 +20,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/holdfast-dev/holdfast/hack/dev/ports"
 )
 
 func eventually(t *testing.T, what string, done func() error) {
@@ -303,7 +305,7 @@ func TestATakenPortIsGivenUp(t *testing.T) {
 	}
 	defer func() { _ = l.Close() }()
 	taken := l.Addr().(*net.TCPAddr).Port
-	free, err := FreePorts(2)
+	free, err := ports.Free(2)
 	if err != nil {
 		t.Fatal(err)
 	}

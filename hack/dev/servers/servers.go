@@ -25,7 +25,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/holdfast-dev/holdfast/hack/dev/cluster"
+	"github.com/holdfast-dev/holdfast/hack/dev/ports"
 	"github.com/holdfast-dev/holdfast/hack/dev/process"
 )
 
@@ -109,11 +109,11 @@ func newBase(o Options, kind string) (base, error) {
 	}
 	o.Dir = dir
 	if o.Port == 0 {
-		ports, err := cluster.FreePorts(1)
+		free, err := ports.Free(1)
 		if err != nil {
 			return base{}, err
 		}
-		o.Port = ports[0]
+		o.Port = free[0]
 	}
 	if o.Password == "" {
 		o.Password = rand.Text()

@@ -26,6 +26,7 @@ import (
 
 	"github.com/holdfast-dev/holdfast/hack/dev/cluster"
 	"github.com/holdfast-dev/holdfast/hack/dev/filelock"
+	"github.com/holdfast-dev/holdfast/hack/dev/ports"
 )
 
 // The names of the processes beside the control plane.
@@ -95,13 +96,13 @@ type state struct {
 	HealthPort  int `json:"healthPort"`
 	MetricsPort int `json:"metricsPort"`
 	// Second is of the second gateway; nil: there has been none.
-	Second *ports `json:"secondGateway,omitempty"`
+	Second *endpoints `json:"secondGateway,omitempty"`
 	// Server is the store's; nil: there has been none.
 	Server *server `json:"server,omitempty"`
 }
 
-// ports are where a second gateway listens.
-type ports struct {
+// endpoints are where a second gateway listens.
+type endpoints struct {
 	Gateway int `json:"gateway"`
 	Health  int `json:"health"`
 	Metrics int `json:"metrics"`
@@ -259,7 +260,7 @@ func (w *Whole) loadState() error {
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
-	free, err := cluster.FreePorts(5)
+	free, err := ports.Free(5)
 	if err != nil {
 		return err
 	}
@@ -267,7 +268,7 @@ func (w *Whole) loadState() error {
 		w.state.HealthPort, w.state.MetricsPort = free[0], free[1]
 	}
 	if w.state.Second == nil && w.o.SecondGateway {
-		w.state.Second = &ports{Gateway: free[2], Health: free[3], Metrics: free[4]}
+		w.state.Second = &endpoints{Gateway: free[2], Health: free[3], Metrics: free[4]}
 	}
 	return w.saveState()
 }

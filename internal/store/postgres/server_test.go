@@ -6,7 +6,6 @@ package postgres_test
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"os/user"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/holdfast-dev/holdfast/hack/dev/ports"
 	"github.com/holdfast-dev/holdfast/internal/store/postgres"
 )
 
@@ -122,14 +122,11 @@ func emptyServer(t testing.TB, settings ...string) *server {
 			t.Fatal(err)
 		}
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	free, err := ports.Free(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.port = l.Addr().(*net.TCPAddr).Port
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	s.port = free[0]
 	return s
 }
 

@@ -14,6 +14,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,6 +24,7 @@ import (
 
 	"github.com/valkey-io/valkey-go"
 
+	"github.com/holdfast-dev/holdfast/hack/dev/ports"
 	"github.com/holdfast-dev/holdfast/internal/store"
 	"github.com/holdfast-dev/holdfast/internal/store/redis"
 	"github.com/holdfast-dev/holdfast/internal/store/storetest"
@@ -264,20 +266,13 @@ func TestReplica(t *testing.T) {
 	s.works(t, st)
 }
 
-// freePort is one of those that outgoing connections never get.
 func freePort(t testing.TB) string {
 	t.Helper()
-	for range 100 {
-		port := 20_000 + rand.IntN(10_000)
-		if l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port)); err == nil {
-			if err := l.Close(); err != nil {
-				t.Fatal(err)
-			}
-			return fmt.Sprint(port)
-		}
+	free, err := ports.Free(1)
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal("no free port")
-	return ""
+	return strconv.Itoa(free[0])
 }
 
 func TestBusy(t *testing.T) {
