@@ -100,6 +100,12 @@ func payment(t *testing.T, caller, id, order, fault string) *http.Request {
 	return req
 }
 
+// sendableAgain has a client send the payment again by itself where it may: what it knows that nobody has looked at. Over
+// HTTP/2 that is what crosses the GOAWAY (RFC 9113, section 6.8).
+func sendableAgain(req *http.Request, order string) {
+	req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(refundOf(order, "1"))), nil }
+}
+
 // succession is two gateways over TLS with the same records and upstream, and the Service before them, which leads
 // to the old one first.
 type succession struct {
@@ -155,7 +161,11 @@ func leaves(t *testing.T, protocol string) {
 				default:
 				}
 				leaving := r.g.leaving.Load()
-				req := payment(t, caller, fmt.Sprintf("k-%d", n), fmt.Sprintf("%d-%d", i, n), fault)
+				order := fmt.Sprintf("%d-%d", i, n)
+				req := payment(t, caller, fmt.Sprintf("k-%d", n), order, fault)
+				if protocol == "HTTP/2.0" {
+					sendableAgain(req, order)
+				}
 				resp, err := client.Do(req)
 				if err != nil {
 					t.Errorf("agent %d, call %d: %v", i, n, err)
@@ -260,7 +270,7 @@ func crosses(t *testing.T, protocol string) {
 	paid := func(caller *http.Client, id string, again bool) error {
 		req := payment(t, "agent", id, id, "")
 		if again {
-			req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(refundOf(id, "1"))), nil }
+			sendableAgain(req, id)
 		}
 		resp, err := caller.Do(req)
 		if err != nil {
