@@ -12,6 +12,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
@@ -48,7 +49,7 @@ var _ = Describe("A caller that would rather come back", func() {
 	const tool = `tool="` + charge + `"`
 
 	It("A10: it is answered 202, asks another gateway, and gets the result", func(ctx SpecContext) {
-		w := newWorld(ctx)
+		w := newWorld(ctx, unhurried)
 		c := call{id: "k1", body: w.order("9", "10"), fault: "hold", at: one(), header: rather()}
 		w.handOff(ctx, c)
 		w.underWay(ctx, 1)
@@ -123,6 +124,9 @@ var _ = Describe("A caller that would rather come back", func() {
 	It("it waits for its slot as others do, and slots come back when the gateway is killed", func(ctx SpecContext) {
 		w := newWorld(ctx, func(_ *v1alpha1.IntentBudget, tool *v1alpha1.AgentTool) {
 			tool.Spec.Concurrency = &v1alpha1.ConcurrencySpec{MaxInFlight: ptr.To[int32](1), Queue: &v1alpha1.QueueSpec{Max: ptr.To[int32](1)}}
+			// Long enough to look at the one that waits while the other is under way.
+			tool.Spec.Upstream.HTTP.Timeout = &metav1.Duration{Duration: 6 * time.Second}
+			tool.Spec.Concurrency.Queue.Timeout = &metav1.Duration{Duration: time.Minute}
 		})
 		w.handOff(ctx, call{id: "k1", body: w.order("1", "10"), fault: "hold", at: other(), header: rather()})
 		w.underWay(ctx, 1)

@@ -102,6 +102,7 @@ var _ = Describe("Asking what became of an intent", func() {
 	BeforeEach(func(ctx SpecContext) { w = newWorld(ctx) })
 
 	It("waits for the end of a payment, and tells its history", func(ctx SpecContext) {
+		w := newWorld(ctx, unhurried)
 		Expect(w.get(ctx, w.toolURL(charge)+"/intents/k1").status).To(Equal(http.StatusNotFound))
 		paying := w.start(ctx, call{id: "k1", session: "s1", index: "1", body: w.order("9", "10.50"), fault: "hold"})
 		w.underWay(ctx, 1)

@@ -68,6 +68,19 @@ func (p *payment) drive(ctx context.Context, w *world) {
 	}
 }
 
+// servedAfterLoad waits until all gateways have their store again: one that has been asked by nobody since the
+// store was away finds out by the first who asks.
+func servedAfterLoad(ctx context.Context, w *world, payments []*payment) {
+	GinkgoHelper()
+	for _, p := range payments {
+		if p.acked != nil {
+			w.servedEverywhere(ctx, p.call)
+			return
+		}
+	}
+	Fail("nobody was told that it was paid")
+}
+
 // killsEnv is how many kills there are under load, for each store.
 const killsEnv = "HOLDFAST_E2E_KILLS"
 
@@ -150,6 +163,7 @@ var _ = Describe("A process that dies", func() {
 		end()
 		working.Wait()
 
+		servedAfterLoad(ctx, w, payments)
 		// Everybody comes back once more.
 		acked, held := 0, 0
 		for _, p := range payments {
@@ -254,7 +268,7 @@ var _ = Describe("A process that dies", func() {
 		It("R04, R05 and R22: a holder that outlives its lease comes back while the next attempt is in flight", func(ctx SpecContext) {
 			w := newWorld(ctx, func(_ *v1alpha1.IntentBudget, tool *v1alpha1.AgentTool) {
 				// Long enough to look at the second attempt.
-				tool.Spec.Upstream.HTTP.Timeout = &metav1.Duration{Duration: 3 * time.Second}
+				tool.Spec.Upstream.HTTP.Timeout = &metav1.Duration{Duration: 6 * time.Second}
 			})
 			g := other()
 			c := call{id: "k1", body: w.order("9", "10")}

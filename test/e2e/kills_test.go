@@ -141,7 +141,7 @@ var killSteps = []struct {
 }
 
 // killTimeout is enough to come to a step on a busy machine.
-const killTimeout = 3 * time.Second
+const killTimeout = 6 * time.Second
 
 // killing is a gateway that is to die at a step, and the cells whose calls it has.
 type killing struct {

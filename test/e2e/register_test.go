@@ -23,6 +23,9 @@ import (
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 )
 
+// soonOver is how long an intent is valid that is to be seen before and after its end.
+const soonOver = 10 * time.Second
+
 // said is an intent as somebody writes it down, for this world's account.
 type said struct {
 	id, lineage, amount, fingerprint, quote string
@@ -292,7 +295,7 @@ var _ = Describe("An intent that is registered", func() {
 
 		It("until its time is over", func(ctx SpecContext) {
 			s := order9
-			s.validUntil = time.Now().Add(3 * time.Second)
+			s.validUntil = time.Now().Add(soonOver)
 			create(ctx, w.saidAs("nine", s))
 			w.saysOf(ctx, "nine", v1alpha1.IntentAllow, v1alpha1.IntentRegistered)
 			o := w.saysOf(ctx, "nine", v1alpha1.IntentDeny, v1alpha1.IntentRejected)
@@ -328,7 +331,7 @@ var _ = Describe("An intent that is registered", func() {
 
 		It("reserves what it will spend, and gives it back when its time is over", func(ctx SpecContext) {
 			s := order9
-			s.validUntil = time.Now().Add(6 * time.Second)
+			s.validUntil = time.Now().Add(soonOver)
 			Expect(w.put(ctx, s).verdict()).To(Equal(allow))
 			create(ctx, w.saidAs("eight", said{id: "k2", scope: w.ofOrder("8"), amount: "10"}))
 			w.saysOf(ctx, "eight", v1alpha1.IntentAllow, v1alpha1.IntentRegistered)

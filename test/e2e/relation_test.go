@@ -193,7 +193,7 @@ var _ = Describe("The relation of two payments", func() {
 	})
 
 	It("a payment that is still in flight stands in the way", func(ctx SpecContext) {
-		w := newWorld(ctx)
+		w := newWorld(ctx, unhurried)
 		c := pair(w, "k1", "10", at, first...)
 		c.fault = "hold"
 		going := w.start(ctx, c)

@@ -85,7 +85,7 @@ var _ = Describe("What an operator sees", func() {
 	)
 
 	It("the metrics endpoints show the replay rate, concurrent conflicts and key-expiry collisions", func(ctx SpecContext) {
-		w := newWorld(ctx)
+		w := newWorld(ctx, unhurried)
 		// Before anything has happened they are there, at 0: the first event is a rise.
 		for _, m := range []string{conflicts, collisions} {
 			sum, series, err := w.scraped(ctx, m, tool)

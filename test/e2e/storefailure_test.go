@@ -267,6 +267,7 @@ var _ = onServers("A store's server", func() {
 		}
 		end()
 		working.Wait()
+		servedAfterLoad(ctx, w, payments)
 		held := 0
 		for _, p := range payments {
 			Expect(p.err).NotTo(HaveOccurred())
@@ -290,7 +291,7 @@ var _ = onServers("A store's server", func() {
 
 	It("R21: replies are lost after the store has written, and the writer recognises its write", func(ctx SpecContext) {
 		on, proxy := newMemory(ctx, servers.Options{})
-		w := newWorldOn(ctx, on)
+		w := newWorldOn(ctx, on, unhurried)
 		for i, row := range []struct {
 			name string
 			// times replies are lost: of the claim, or of the settlement.
@@ -329,10 +330,7 @@ var _ = onServers("A store's server", func() {
 
 	It("R28: its clock steps forward by 20 minutes while an attempt is in flight, and then by hours", func(ctx SpecContext) {
 		on, _ := newMemory(ctx, servers.Options{Clock: true})
-		const timeout = 10 * time.Second
-		w := newWorldOn(ctx, on, func(_ *v1alpha1.IntentBudget, tool *v1alpha1.AgentTool) {
-			tool.Spec.Upstream.HTTP.Timeout = &metav1.Duration{Duration: timeout}
-		})
+		w := newWorldOn(ctx, on, unhurried)
 		known := call{id: "known", body: w.order("1", "10")}
 		w.pay(ctx, known, 201, allow)
 		c := call{id: "k1", body: w.order("9", "10"), fault: "hold"}
@@ -375,7 +373,7 @@ var _ = onServers("A store's server", func() {
 
 	It("R33: what came between a refused Reserve and its hold is not covered by the hold's release", func(ctx SpecContext) {
 		on, proxy := newMemory(ctx, servers.Options{})
-		w := newWorldOn(ctx, on)
+		w := newWorldOn(ctx, on, unhurried)
 		scoped := func(id, amount string, orders ...string) call {
 			paths := make([]string, len(orders))
 			for i, o := range orders {

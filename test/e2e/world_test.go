@@ -10,6 +10,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
@@ -43,6 +44,13 @@ type world struct {
 
 // setting changes what a world is made of.
 type setting func(*v1alpha1.IntentBudget, *v1alpha1.AgentTool)
+
+// unhurried gives attempts all the time that a spec may take: what waits at the provider ends when it is let go, and not
+// before, however busy the machine is.
+func unhurried(_ *v1alpha1.IntentBudget, tool *v1alpha1.AgentTool) {
+	tool.Spec.Upstream.HTTP.Timeout = &metav1.Duration{Duration: time.Minute}
+	tool.Spec.Idempotency.InFlight.Timeout = &metav1.Duration{Duration: time.Minute}
+}
 
 // newWorld makes a namespace with a store, a budget and the tool charge, and waits until it can be called.
 func newWorld(ctx context.Context, settings ...setting) *world {
@@ -97,6 +105,7 @@ func (w *world) serviceAccount(ctx context.Context, name string, roles ...string
 	}
 }
 
+// bind gives somebody a role, and waits until the API server's authorizer knows: nobody is to be refused because it is new.
 func (w *world) bind(ctx context.Context, role string, subject rbacv1.Subject) {
 	GinkgoHelper()
 	create(ctx, &rbacv1.RoleBinding{
@@ -104,6 +113,22 @@ func (w *world) bind(ctx context.Context, role string, subject rbacv1.Subject) {
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
 		Subjects:   []rbacv1.Subject{subject},
 	})
+	may := map[string]authorizationv1.ResourceAttributes{
+		"holdfast-agent":    {Verb: "invoke", Resource: "agenttools"},
+		"holdfast-resolver": {Verb: "resolve", Resource: "paymentholds"},
+	}
+	Expect(may).To(HaveKey(role))
+	what := may[role]
+	what.Group, what.Namespace = v1alpha1.GroupName, w.namespace
+	user := subject.Name
+	if subject.Kind == rbacv1.ServiceAccountKind {
+		user = "system:serviceaccount:" + subject.Namespace + ":" + subject.Name
+	}
+	Eventually(func(ctx context.Context) (bool, error) {
+		review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: user, ResourceAttributes: &what}}
+		err := admin.Create(ctx, review)
+		return review.Status.Allowed, err
+	}).WithContext(ctx).Should(BeTrue(), "%s as %s", user, role)
 }
 
 func (w *world) tokenOf(ctx context.Context, serviceAccount string, audiences ...string) string {
