@@ -279,16 +279,17 @@ var _ = Describe("The limits of a tool", func() {
 					c := w.payable(n)
 					// Long enough for all slots to be taken, however fast the gateways are.
 					c.at, c.token, c.fault = w.among(i), tokens[i%len(tokens)], "delay:40ms"
-					for {
+					for again := false; ; again = true {
 						got := w.call(ctx, c)
-						if got.status == http.StatusCreated && got.verdict() == allow {
+						if got.status == http.StatusCreated && (got.verdict() == allow || again && got.verdict() == replay) {
 							paid.Add(1)
 							break
 						}
 						switch {
 						case got.status == http.StatusTooManyRequests || got.status == http.StatusServiceUnavailable:
-						case got.status == http.StatusConflict && got.problem().Reason == "backoff":
-							// An attempt that moved nothing: the gateway has answered the caller, who may come again.
+						case got.verdict() == inFlight:
+							// An attempt that moved nothing, such as one whose claim took too long: until the record says so, and
+							// for the backoff after that, the agent comes again.
 							select {
 							case <-time.After(time.Second):
 							case <-ctx.Done():
@@ -316,7 +317,7 @@ var _ = Describe("The limits of a tool", func() {
 		Expect(l.InFlight.Most).To(And(BeNumerically("<=", most), BeNumerically(">=", 2)))
 		Expect(l.InFlight.Now).To(BeZero())
 		// All of the slots are there in the end.
-		Expect(w.slotsFree(ctx, p, most)).To(Succeed())
+		Expect(w.slotsFree(ctx, p, tokens, most)).To(Succeed())
 	}, SpecTimeout(drillTime+10*time.Minute), Serial)
 })
 
@@ -335,11 +336,11 @@ func (w *world) among(i int) gatewayProcess {
 }
 
 // slotsFree takes all slots at once, at a provider that answers when it is told to.
-func (w *world) slotsFree(ctx context.Context, p *provider.Provider, most int) error {
+func (w *world) slotsFree(ctx context.Context, p *provider.Provider, tokens []string, most int) error {
 	var answers []<-chan reply
 	for i := range most {
 		c := w.payable(10_000_000 + i)
-		c.at, c.fault = w.among(i), "hold"
+		c.at, c.token, c.fault = w.among(i), tokens[i%len(tokens)], "hold"
 		answers = append(answers, w.start(ctx, c))
 	}
 	defer p.Release(nil)
