@@ -405,7 +405,7 @@ func TestR23RedirectsAreNotFollowed(t *testing.T) {
 
 func TestTimeoutIsUnknown(t *testing.T) {
 	r := setUp(t)
-	r.tool("charge", "/charges", timeout(150*time.Millisecond))
+	r.tool("charge", "/charges", timeout(soon))
 	r.pay(ask{id: "k1", body: refundOf("9", "1"), fault: "lost-answer"}, 409, guard.UnknownHold)
 	_, doc := r.poll("charge", "k1", "agent", "")
 	if len(doc.Attempts) != 1 || doc.Attempts[0].Outcome != guard.AttemptUnknown || !strings.Contains(doc.Attempts[0].Detail, "did not answer in time") {
@@ -530,7 +530,8 @@ func TestInFlightWaitEnds(t *testing.T) {
 
 // A call may take longer than its body may.
 func TestBodysDeadlineIsTheBodysOwn(t *testing.T) {
-	r := setUp(t, func(o *Options) { o.BodyTimeout = 100 * time.Millisecond })
+	const bodyTime = time.Second
+	r := setUp(t, func(o *Options) { o.BodyTimeout = bodyTime })
 	upstream, asked, answer := slow(t)
 	r.upstream = upstream
 	for _, a := range []ask{{tool: "look", method: "GET"}, {tool: "charge", id: "k1", body: refundOf("9", "1")}} {
@@ -542,7 +543,7 @@ func TestBodysDeadlineIsTheBodysOwn(t *testing.T) {
 		go func() { got <- r.do(a) }()
 		<-asked
 		began := time.Now()
-		eventually(t, "the body's time is over", func() bool { return time.Since(began) > 200*time.Millisecond })
+		eventually(t, "the body's time is over", func() bool { return time.Since(began) > bodyTime })
 		if r.people.gone() {
 			t.Errorf("%s: the call was given up", a.tool)
 		}

@@ -54,6 +54,8 @@ func ratioOf(percent, minPerSecond int32) func(*v1alpha1.AgentTool) {
 const (
 	answer429 = "HTTP/1.1 429 Too Many\r\nContent-Length: 9\r\n\r\nslow down"
 	answer201 = "HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok"
+	// answerLater has a call wait for time enough to change something meanwhile.
+	answerLater = "HTTP/1.1 429 Too Many\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
 )
 
 // inOrder is an upstream that gives these answers, and then the last one again.
@@ -134,7 +136,7 @@ func TestR02NothingIsTriedAgainAfterA500(t *testing.T) {
 		}
 	}
 	for _, fault := range []string{"lost-answer", "close-after-commit", "reset-after-commit", "reset-before-commit", "cut-body", "redirect-307", "accepted-202:never"} {
-		r.tool("charge", "/charges", retrying(5, timeout(200*time.Millisecond)))
+		r.tool("charge", "/charges", retrying(5, timeout(soon)))
 		r.pay(ask{id: fault, body: refundOf(fault, "1"), fault: fault}, 409, guard.UnknownHold)
 		if _, doc := r.poll("charge", fault, "agent", ""); len(doc.Attempts) != 1 {
 			t.Errorf("%s: attempts %+v", fault, doc.Attempts)
@@ -306,7 +308,7 @@ func TestInFlightRejectAndABackoff(t *testing.T) {
 func backingOff(t *testing.T, ctx context.Context, more ...func(*v1alpha1.AgentTool)) (*rig, *actor, <-chan reply) {
 	t.Helper()
 	r := setUp(t)
-	a := inOrder(t, "HTTP/1.1 429 Too Many\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n", answer201)
+	a := inOrder(t, answerLater, answer201)
 	r.upstream = a.url
 	r.tool("charge", "/charges", retrying(5, more...))
 	answer := make(chan reply, 1)
@@ -334,6 +336,7 @@ func TestACallerThatLeavesEndsTheRetries(t *testing.T) {
 		t.Errorf("%+v, sent %d times", doc, a.count())
 	}
 	// Whoever comes back goes on where it was left.
+	r.clock.pass(5 * time.Second)
 	if got := r.pay(ask{id: "k1", body: refundOf("9", "1")}, 201, guard.Allow); got.header.Get(headerAttempt) != "2" {
 		t.Errorf("got %+v", got)
 	}
@@ -353,9 +356,10 @@ func TestARetryIsJudgedByItsOwnMoment(t *testing.T) {
 		"the credential was taken away": func(r *rig) { delete(r.secrets, namespace+"/provider/token") },
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // they wait
 			r := setUp(t)
 			r.secrets[namespace+"/provider/token"] = "secret"
-			a := inOrder(t, "HTTP/1.1 429 Too Many\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n", answer201)
+			a := inOrder(t, answerLater, answer201)
 			r.upstream = a.url
 			r.tool("charge", "/charges", retrying(5, func(t *v1alpha1.AgentTool) {
 				t.Spec.Upstream.HTTP.CredentialsFrom = &v1alpha1.UpstreamCredentials{SecretRef: v1alpha1.SecretKeyReference{Name: "provider", Key: "token"}, Header: "Authorization"}
@@ -384,11 +388,11 @@ func TestDrainEndsABackoff(t *testing.T) {
 
 func TestPerAttemptTimeout(t *testing.T) {
 	r := setUp(t)
-	r.tool("charge", "/charges", retrying(5, func(t *v1alpha1.AgentTool) {
-		t.Spec.RetryBudget.PerAttemptTimeout = &metav1.Duration{Duration: 150 * time.Millisecond}
+	r.tool("charge", "/charges", retrying(5, timeout(time.Minute), func(t *v1alpha1.AgentTool) {
+		t.Spec.RetryBudget.PerAttemptTimeout = &metav1.Duration{Duration: soon}
 	}))
 	r.pay(ask{id: "k1", body: refundOf("9", "1"), fault: "lost-answer"}, 409, guard.UnknownHold)
-	if _, doc := r.poll("charge", "k1", "agent", ""); len(doc.Attempts) != 1 || doc.Attempts[0].Ended.Sub(doc.Attempts[0].Started) > 5*time.Second {
+	if _, doc := r.poll("charge", "k1", "agent", ""); len(doc.Attempts) != 1 || doc.Attempts[0].Ended.Sub(doc.Attempts[0].Started) > 30*time.Second {
 		t.Errorf("attempts %+v", doc.Attempts)
 	}
 }

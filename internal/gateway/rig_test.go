@@ -222,6 +222,7 @@ func setUp(t *testing.T, settings ...setting) *rig {
 	if r.g, err = New(o); err != nil {
 		t.Fatal(err)
 	}
+	r.keeps(time.Hour, time.Hour)
 	r.url = "http://" + listener.Addr().String()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -275,6 +276,10 @@ func (r *rig) tool(name, path string, change func(*v1alpha1.AgentTool)) {
 	}
 	r.tools.Set(compiled)
 }
+
+// soon is the timeout of attempts that end by it: a machine that is busy sends the request, and brings it to the
+// provider, in less.
+const soon = 2 * time.Second
 
 func timeout(d time.Duration) func(*v1alpha1.AgentTool) {
 	return func(t *v1alpha1.AgentTool) { t.Spec.Upstream.HTTP.Timeout = &metav1.Duration{Duration: d} }
@@ -427,7 +432,7 @@ func (r *rig) poll(tool, id, caller, query string) (reply, intentDocument) {
 // eventually waits for a condition.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.After(15 * time.Second)
+	deadline := time.After(time.Minute)
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for !ok() {

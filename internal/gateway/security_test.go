@@ -226,13 +226,17 @@ func TestHundredMegabytes(t *testing.T) {
 }
 
 func TestSlowLoris(t *testing.T) {
-	r := setUp(t, func(o *Options) { o.HeaderTimeout, o.BodyTimeout = 200*time.Millisecond, 200*time.Millisecond })
+	const short = 200 * time.Millisecond
 	head := "POST /v1/namespaces/support/tools/charge HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer agent\r\nIdempotency-Key: k1\r\n"
-	for name, tc := range map[string]struct{ send, want string }{
-		"in the header": {head, ""},
-		"in the body":   {head + "Content-Length: 100\r\n\r\n{\"acc", "HTTP/1.1 408 "},
+	for name, tc := range map[string]struct {
+		send, want string
+		bound      setting
+	}{
+		"in the header": {head, "", func(o *Options) { o.HeaderTimeout = short }},
+		"in the body":   {head + "Content-Length: 100\r\n\r\n{\"acc", "HTTP/1.1 408 ", func(o *Options) { o.BodyTimeout = short }},
 	} {
 		t.Run(name, func(t *testing.T) {
+			r := setUp(t, tc.bound)
 			conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
 			if err != nil {
 				t.Fatal(err)
@@ -251,9 +255,9 @@ func TestSlowLoris(t *testing.T) {
 			if !strings.HasPrefix(string(got), tc.want) {
 				t.Errorf("answer %q", got)
 			}
+			r.paid(0, 0)
 		})
 	}
-	r.paid(0, 0)
 }
 
 func TestUpstreamAddresses(t *testing.T) {

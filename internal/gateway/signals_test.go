@@ -143,7 +143,7 @@ func TestWhatTheGuardAddsIsWithoutUpstreamAndWaiting(t *testing.T) {
 	go func() { answers <- r.do(slow) }()
 	eventually(t, "the second waits", func() bool { return metricstest.Read(t, r.g.o.Metrics)["holdfast_calls_waiting"] == 1 })
 	// So that both have been at it for a time that the guard never takes.
-	const pause = 700 * time.Millisecond
+	const pause = 2 * time.Second
 	ctx, cancel := context.WithTimeout(t.Context(), pause)
 	defer cancel()
 	<-ctx.Done()

@@ -349,7 +349,7 @@ func TestDo(t *testing.T) {
 		b.pending(t, 1)
 	})
 	t.Run("Holdfast is away at the end", func(t *testing.T) {
-		b, paid := open(t, r, func(o *client.Options) { o.SettleFor = 300 * time.Millisecond }), atomic.Int32{}
+		b, paid := open(t, r, offersBriefly), atomic.Int32{}
 		b.wire.set(nil, only("settle"))
 		_, err := b.Do(within(t, time.Minute), intentFor("away"), pay(&paid))
 		var unsettled *client.UnsettledError
@@ -370,8 +370,12 @@ func TestDo(t *testing.T) {
 	})
 	t.Run("the caller is gone before it begins", func(t *testing.T) {
 		b, paid := open(t, r, nil), atomic.Int32{}
-		b.wire.set(nil, only("claim"))
-		if _, err := b.Do(within(t, 300*time.Millisecond), intentFor("gone"), pay(&paid)); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, errLost) {
+		ctx, cancel := context.WithCancel(t.Context())
+		b.wire.set(nil, func(what string) bool {
+			cancel()
+			return what == "claim"
+		})
+		if _, err := b.Do(ctx, intentFor("gone"), pay(&paid)); !errors.Is(err, context.Canceled) || !errors.Is(err, errLost) {
 			t.Fatal(err)
 		}
 		if got := b.pending(t, 1)[0]; got.Ran || got.Finished {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 	"github.com/holdfast-dev/holdfast/internal/guard"
 	"github.com/holdfast-dev/holdfast/pkg/client"
 	"github.com/holdfast-dev/holdfast/test/localagent"
@@ -20,7 +21,12 @@ func TestMain(m *testing.M) {
 }
 
 func TestKilledAtEveryStep(t *testing.T) {
-	r := localagent.SetUp(t, nil)
+	// It comes back before its lease is over, however slowly its process starts.
+	r := localagent.SetUp(t, func(tool *v1alpha1.AgentTool) {
+		if tool.Name == localagent.LocalTool {
+			tool.Spec.Upstream.Local.Lease.Duration = 2 * time.Minute
+		}
+	})
 	// What must come out when it comes back: paid by now or earlier, or held since nobody
 	// can know; and how often it was paid.
 	type end struct {

@@ -80,11 +80,14 @@ type madeUp struct {
 	mu    sync.Mutex
 	next  map[string][]said
 	asked map[string]int
-	// settling is called for each settlement.
-	settling func()
+	// settling is called for each settlement, claimed for the next claim, before it is answered.
+	settling, claimed func()
 	// brought is the last settlement.
 	brought string
 }
+
+// offersBriefly has a result offered for a moment only, since it is not taken.
+func offersBriefly(o *client.Options) { o.SettleFor = 300 * time.Millisecond }
 
 func (m *madeUp) count(what string) int {
 	m.mu.Lock()
@@ -114,6 +117,10 @@ func (m *madeUp) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if what == "settle" && m.settling != nil {
 		m.settling()
 	}
+	if what == "claim" && m.claimed != nil {
+		m.claimed()
+		m.claimed = nil
+	}
 	// An answer for one intent alone comes first.
 	list := filepath.Base(filepath.Dir(r.URL.Path)) + "/" + what
 	if m.next[list] == nil {
@@ -139,7 +146,7 @@ func (m *madeUp) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 var mayRun = said{201, "ALLOW", "InFlight", `{"attempt":1,"fence":"f","run_for_ms":30000,"provider_key":"k"}`}
 
-func makeUp(t *testing.T, next map[string][]said) *madeUp {
+func makeUp(t *testing.T, next map[string][]said, change ...func(*client.Options)) *madeUp {
 	t.Helper()
 	m := &madeUp{next: next, asked: map[string]int{}}
 	s := httptest.NewServer(m)
@@ -149,11 +156,12 @@ func makeUp(t *testing.T, next map[string][]said) *madeUp {
 	if err := os.WriteFile(token, []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	o := client.Options{URL: s.URL, Namespace: "ns", TokenFile: token, Outbox: filepath.Join(dir, "outbox")}
+	for _, change := range change {
+		change(&o)
+	}
 	var err error
-	m.Client, err = client.Open(client.Options{
-		URL: s.URL, Namespace: "ns", TokenFile: token, Outbox: filepath.Join(dir, "outbox"), SettleFor: 500 * time.Millisecond,
-	})
-	if err != nil {
+	if m.Client, err = client.Open(o); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = m.Close() })
@@ -199,7 +207,7 @@ func TestWhatIsNoEnd(t *testing.T) {
 		if _, err := m.Do(within(t, time.Minute), in, pay(paid)); err != nil || m.count("settle") != 3 || paid.Load() != 1 {
 			t.Fatalf("%v after %d settlements", err, m.count("settle"))
 		}
-		m = makeUp(t, map[string][]said{"claim": {mayRun}, "settle": {{200, "", "", `{"state":"Succeeded"}`}}})
+		m = makeUp(t, map[string][]said{"claim": {mayRun}, "settle": {{200, "", "", `{"state":"Succeeded"}`}}}, offersBriefly)
 		var unsettled *client.UnsettledError
 		if _, err := m.Do(within(t, time.Minute), in, pay(paid)); !errors.As(err, &unsettled) || !unsettled.Paid || unsettled.Answered != "" {
 			t.Fatal(err)
@@ -237,7 +245,7 @@ func TestTheStartOfAnAnswerIsNoWholeOne(t *testing.T) {
 func TestAResultThatIsNeverTaken(t *testing.T) {
 	r := localagent.SetUp(t, nil)
 	paid := new(atomic.Int32)
-	b := open(t, r, func(o *client.Options) { o.SettleFor = time.Second })
+	b := open(t, r, nil)
 	token := func(name string) {
 		if err := os.WriteFile(r.TokenFile, []byte(name), 0o600); err != nil {
 			t.Fatal(err)
@@ -316,7 +324,7 @@ func TestALongReasonKeepsNoResult(t *testing.T) {
 
 func TestTheOutboxCannotBeWritten(t *testing.T) {
 	r := localagent.SetUp(t, nil)
-	b := open(t, r, func(o *client.Options) { o.SettleFor = 300 * time.Millisecond })
+	b := open(t, r, offersBriefly)
 	b.wire.set(nil, only("settle"))
 	_, err := b.Do(within(t, time.Minute), intentFor("unwritten"), func(context.Context, *client.Attempt) (client.Result, error) {
 		return client.Result{Body: []byte("paid")}, b.Close() // as a disk that is gone
@@ -348,7 +356,12 @@ func TestRecoverKeepsNobodyBack(t *testing.T) {
 	if err := do("b", time.Minute); !errors.As(err, &unsettled) || !unsettled.Paid {
 		t.Fatal(err)
 	}
-	if err := do("c", 50*time.Millisecond); err == nil {
+	// The caller leaves with the answer that it may not run now.
+	ctx, leave := context.WithCancel(t.Context())
+	m.mu.Lock()
+	m.claimed = leave
+	m.mu.Unlock()
+	if _, err := m.Do(ctx, client.Intent{Tool: "tool", ID: "c"}, pay(paid)); err == nil {
 		t.Fatal("c was paid at once")
 	}
 	began, claims := time.Now(), m.count("claim")
@@ -416,9 +429,11 @@ func TestALookUpThatIsCutShort(t *testing.T) {
 	if _, killed, err := localagent.Start(t.Context(), o); err != nil || !killed {
 		t.Fatal(err)
 	}
+	ctx, leave := context.WithCancel(t.Context())
 	options := r.Options(o.Outbox)
 	options.LookUp = func(ctx context.Context, _ client.Begun) (client.Result, error) {
 		if looks++; looks == 1 {
+			leave()
 			<-ctx.Done()
 			return client.Result{}, ctx.Err()
 		}
@@ -429,8 +444,8 @@ func TestALookUpThatIsCutShort(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = c.Close() }()
-	if err := c.Recover(within(t, 300*time.Millisecond), nil); err == nil {
-		t.Fatal("it was settled")
+	if err := c.Recover(ctx, nil); err == nil || looks != 1 {
+		t.Fatalf("%v after %d looks", err, looks)
 	}
 	if got, err := c.Pending(); err != nil || len(got) != 1 || !got[0].Ran {
 		t.Fatalf("pending: %+v, %v", got, err)
