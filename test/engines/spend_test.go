@@ -74,7 +74,7 @@ func TestSpendIsNeverMoreThanTheLimit(t *testing.T) { // L01, L04
 	onEachStore(t, func(t *testing.T, s *stage) {
 		const window = 2 * time.Second
 		limit := intent.Money{Value: "100.5", Currency: "USD"}
-		p := policy.WithSpend([]guard.SpendLimit{{Name: "short", Amount: limit, Window: window}})
+		p := generous.WithSpend([]guard.SpendLimit{{Name: "short", Amount: limit, Window: window}})
 		b := &books{t: t, limit: rat(t, limit.Value), window: window, open: new(big.Rat), most: new(big.Rat)}
 		began := time.Now()
 		var passed, denied int

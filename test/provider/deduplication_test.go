@@ -109,7 +109,7 @@ func TestALostAnswerIsReplayedWhileItsClientStillWaits(t *testing.T) {
 
 func TestAnAcceptedPaymentHoldsItsKey(t *testing.T) {
 	s := start(t, provider.Options{Window: time.Hour})
-	first := s.keyed(order("9"), provider.HeaderFault, "accepted-202:1s")
+	first := s.keyed(order("9"), provider.HeaderFault, "accepted-202:3s")
 	second := s.keyed(order("9"))
 	s.Expect(second.status).To(Equal(http.StatusAccepted))
 	s.Expect(second.header.Get(provider.HeaderReplayed)).To(Equal("true"))

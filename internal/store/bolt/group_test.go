@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -214,9 +215,24 @@ func TestReadersAreFencedFromCommits(t *testing.T) {
 	if err := s.fence.Acquire(ctx, 1); err != nil {
 		t.Fatal(err)
 	}
-	short, cancel = context.WithTimeout(ctx, 50*time.Millisecond)
-	defer cancel()
-	if _, err := s.Update(short, testWrite("k")); !errors.Is(err, store.ErrUnavailable) {
+	leaving, leave := context.WithCancel(ctx)
+	defer leave()
+	updated := make(chan error, 1)
+	go func() {
+		_, err := s.Update(leaving, testWrite("k"))
+		updated <- err
+	}()
+	for deadline := time.After(time.Minute); s.fence.TryAcquire(1); {
+		s.fence.Release(1) // the commit does not wait yet
+		select {
+		case <-deadline:
+			t.Fatal("there is no commit")
+		default:
+			runtime.Gosched()
+		}
+	}
+	leave()
+	if err := <-updated; !errors.Is(err, store.ErrUnavailable) {
 		t.Errorf("Update was answered before its commit: %v", err)
 	}
 	if id, err := s.lastCommit(); err != nil || id != before {
@@ -230,7 +246,7 @@ func TestReadersAreFencedFromCommits(t *testing.T) {
 
 func getWhenThere(t *testing.T, s *Store, key string) *store.Record {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
 		r, _, err := s.Get(context.Background(), key)
 		if err != nil {
 			t.Fatal(err)

@@ -195,6 +195,11 @@ func newHolder(t *testing.T, s *server) *holder {
 	return h
 }
 
+// pair has a store ask through it, over two connections. Only what is to be given up is given up.
+func (h *holder) pair(o *redis.Options) {
+	o.Addresses, o.Connections, o.Timeout = []string{"unix:" + h.Addr().String()}, 2, patience
+}
+
 // hold withholds what is sent from now on on so many of the connections that are
 // open, until release; it counts the bytes.
 func (h *holder) hold(n int) (bytes func() int64, release func()) {
@@ -288,7 +293,7 @@ func TestLateCopies(t *testing.T) {
 			}
 			h := newHolder(t, s)
 			st := s.open(t, func(o *redis.Options) {
-				o.Addresses, o.Connections, o.Timeout = []string{"unix:" + h.Addr().String()}, 1, 300*time.Millisecond
+				o.Addresses, o.Connections, o.Timeout = []string{"unix:" + h.Addr().String()}, 1, 2*time.Second
 			})
 			if _, err := st.Standing(background); err != nil {
 				t.Fatal(err)
@@ -354,7 +359,7 @@ func TestOvertaken(t *testing.T) {
 	s := newServer(t)
 	s.used(t)
 	h := newHolder(t, s)
-	st := s.open(t, func(o *redis.Options) { o.Addresses, o.Connections = []string{"unix:" + h.Addr().String()}, 2 })
+	st := s.open(t, h.pair)
 	for range 2 {
 		if _, err := st.Standing(background); err != nil {
 			t.Fatal(err)
@@ -378,7 +383,7 @@ func TestOvertaken(t *testing.T) {
 	late := s.info(t, "errorstat_HOLDFASTLATE")
 	// Every other one is on the connection that is held.
 	s.eventually(t, "one is given up", func() error {
-		short, cancel := context.WithTimeout(background, 50*time.Millisecond)
+		short, cancel := context.WithTimeout(background, 300*time.Millisecond)
 		defer cancel()
 		_, err := st.Update(short, plain(fmt.Sprint("given up ", nonces.Load()), 0))
 		if err == nil {
