@@ -54,14 +54,8 @@ func rule(action v1alpha1.AdmissionAction, expression, message string) v1alpha1.
 // change changes a tool.
 func (w *world) change(name string, change func(*v1alpha1.AgentToolSpec)) {
 	w.Helper()
-	eventually(w.T, func() error {
-		var tool v1alpha1.AgentTool
-		if err := w.get(name, &tool); err != nil {
-			return err
-		}
-		change(&tool.Spec)
-		return admin.Update(w.ctx, &tool)
-	})
+	var tool v1alpha1.AgentTool
+	w.edit(name, &tool, func() { change(&tool.Spec) })
 }
 
 func (w *world) rules(name string, rules ...v1alpha1.AdmissionRule) {
@@ -156,8 +150,7 @@ func TestRulesThatDenyAreAPolicyOfTheAPIServer(t *testing.T) {
 	eventually(t, is)
 	policy, _, err = w.fences("refund")
 	must(t, err)
-	policy.Spec.Validations[0].Expression = "true"
-	must(t, admin.Update(w.ctx, policy))
+	w.edit(policy.Name, policy, func() { policy.Spec.Validations[0].Expression = "true" })
 	eventually(t, is)
 
 	// The API server's type check is shown, at the place of the tool's own spec.
@@ -258,7 +251,7 @@ func TestAnApprovalIsGivenOrExpires(t *testing.T) {
 	w := newWorld(t)
 	p := start(t, t.TempDir())
 	budget, tool := w.budget("refunds", "payments"), w.tool("refund", "refunds")
-	budget.Spec.Holds = &v1alpha1.HoldsSpec{ExpireAfter: metav1.Duration{Duration: 4 * time.Second}}
+	budget.Spec.Holds = &v1alpha1.HoldsSpec{ExpireAfter: metav1.Duration{Duration: 12 * time.Second}}
 	tool.Spec.Admission = []v1alpha1.AdmissionRule{below500, below800}
 	w.create(w.store("payments"), budget, tool)
 	w.toolReady("refund")
@@ -274,7 +267,7 @@ func TestAnApprovalIsGivenOrExpires(t *testing.T) {
 	w.shown(approved, v1alpha1.HoldResolved)
 	w.pay(p, "refund", "b", "2", "501", guard.AttemptSucceeded)
 	over := w.shown(expires, v1alpha1.HoldResolved)
-	contains(t, over.Status.Effect, "Nobody decided within 4s: rejected")
+	contains(t, over.Status.Effect, "Nobody decided within 12s: rejected")
 	if c := find(over.Status.Conditions, v1alpha1.ConditionResolved); c == nil || c.Status != metav1.ConditionTrue || c.Reason != "Reject" || over.Spec.Resolution != nil {
 		t.Errorf("%s", asJSON(over))
 	}

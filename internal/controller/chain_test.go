@@ -188,8 +188,9 @@ func TestBadExpression(t *testing.T) {
 	var tool v1alpha1.AgentTool
 	must(t, w.get("refund", &tool))
 	good := tool.Spec.Identity.Scope
-	tool.Spec.Identity.Scope = []v1alpha1.Expression{`path("order", call.nothing)`}
-	must(t, admin.Update(w.ctx, &tool))
+	w.change("refund", func(s *v1alpha1.AgentToolSpec) {
+		s.Identity.Scope = []v1alpha1.Expression{`path("order", call.nothing)`}
+	})
 	message := w.condition(&v1alpha1.AgentTool{}, "refund", v1alpha1.ConditionAccepted, metav1.ConditionFalse, policy.ReasonInvalid)
 	contains(t, message, "spec.identity.scope[0]", "line 1, column 19", "nothing")
 	w.condition(&v1alpha1.AgentTool{}, "refund", v1alpha1.ConditionStalled, metav1.ConditionTrue, policy.ReasonInvalid)
@@ -198,9 +199,7 @@ func TestBadExpression(t *testing.T) {
 	if _, err := w.try(p, "refund", "a", "9", "1"); !errors.As(err, &no) || no.Reason != policy.ReasonInvalid {
 		t.Errorf("the tool should not be served, got %v", err)
 	}
-	must(t, w.get("refund", &tool))
-	tool.Spec.Identity.Scope = good
-	must(t, admin.Update(w.ctx, &tool))
+	w.change("refund", func(s *v1alpha1.AgentToolSpec) { s.Identity.Scope = good })
 	w.toolReady("refund")
 	must(t, w.get("refund", &tool))
 	if c := find(tool.Status.Conditions, v1alpha1.ConditionStalled); c != nil {
@@ -571,9 +570,7 @@ func TestProgrammedNeedsALiveGateway(t *testing.T) {
 	// It dies: only the living count.
 	stale.Annotations, stale.Spec.RenewTime = nil, ptr.To(metav1.NewMicroTime(time.Now().Add(-2*time.Hour)))
 	must(t, admin.Update(w.ctx, stale))
-	must(t, w.get("refund", &tool))
-	tool.Spec.Description = "a new generation"
-	must(t, admin.Update(w.ctx, &tool))
+	w.change("refund", func(s *v1alpha1.AgentToolSpec) { s.Description = "a new generation" })
 	w.toolReady("refund")
 	must(t, p.op.tools.Gateways.collect(w.ctx))
 	if err := admin.Get(w.ctx, client.ObjectKeyFromObject(stale), stale); client.IgnoreNotFound(err) != nil || err == nil {
@@ -591,17 +588,16 @@ func TestProgrammedNeedsALiveGateway(t *testing.T) {
 func TestOldCRDIsRefused(t *testing.T) {
 	w := newWorld(t)
 	must(t, apiextensionsv1.AddToScheme(scheme))
-	name := types.NamespacedName{Name: "agenttools.guardrails.holdfast.dev"}
+	const name = "agenttools.guardrails.holdfast.dev"
 	var crd apiextensionsv1.CustomResourceDefinition
-	must(t, admin.Get(w.ctx, name, &crd))
+	must(t, w.get(name, &crd))
 	spec := crd.Spec.DeepCopy()
-	http := crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"].Properties["upstream"].Properties["http"]
-	delete(http.Properties, "suffixes")
-	must(t, admin.Update(w.ctx, &crd))
+	w.edit(name, &crd, func() {
+		http := crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"].Properties["upstream"].Properties["http"]
+		delete(http.Properties, "suffixes")
+	})
 	t.Cleanup(func() {
-		must(t, admin.Get(w.ctx, name, &crd))
-		crd.Spec = *spec
-		must(t, admin.Update(w.ctx, &crd))
+		w.edit(name, &crd, func() { crd.Spec = *spec })
 		must(t, CheckAPI(w.ctx, restConfig, patience))
 	})
 	eventually(t, func() error {

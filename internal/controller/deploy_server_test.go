@@ -788,8 +788,7 @@ func TestSecretRemembersTheStore(t *testing.T) {
 		var it corev1.Secret
 		must(t, w.get(workload.SecretName(s), &it))
 		if change != nil {
-			change(&it)
-			must(t, admin.Update(w.ctx, &it))
+			w.edit(it.Name, &it, func() { change(&it) })
 		}
 		return &it
 	}
@@ -974,8 +973,7 @@ func TestSecretAndServerMustAgree(t *testing.T) {
 		var it corev1.Secret
 		must(t, w.get(workload.SecretName(s), &it))
 		if change != nil {
-			change(it.Annotations)
-			must(t, admin.Update(w.ctx, &it))
+			w.edit(it.Name, &it, func() { change(it.Annotations) })
 		}
 		return it.Annotations
 	}

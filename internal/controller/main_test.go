@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -302,6 +303,19 @@ func (w *world) create(objects ...client.Object) {
 
 func (w *world) get(name string, o client.Object) error {
 	return admin.Get(w.ctx, types.NamespacedName{Namespace: w.ns, Name: name}, o)
+}
+
+// edit changes an object that controllers may be writing to at the same moment.
+func (w *world) edit(name string, o client.Object, change func()) {
+	w.Helper()
+	eventually(w.T, func() error {
+		reflect.ValueOf(o).Elem().SetZero() // what is read is merged into what is there
+		if err := w.get(name, o); err != nil {
+			return err
+		}
+		change()
+		return admin.Update(w.ctx, o)
+	})
 }
 
 // ready makes store, budget and tool, and waits until the tool can be called.

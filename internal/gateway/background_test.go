@@ -101,9 +101,7 @@ func TestACallGoesOnWithoutItsCaller(t *testing.T) {
 		`holdfast_calls_total{namespace="support",tool="charge",verdict="ALLOW"}`: 1,
 		`holdfast_calls_async`: 0,
 	} {
-		if n := metricstest.Read(t, m)[name]; n != want {
-			t.Errorf("%s is %v, want %v", name, n, want)
-		}
+		eventually(t, fmt.Sprintf("%s is %v", name, want), func() bool { return metricstest.Read(t, m)[name] == want })
 	}
 }
 
@@ -304,7 +302,10 @@ func TestAPanicWithoutACallerEndsOneCall(t *testing.T) {
 			return r.tools.Load()
 		}
 	})
-	r.tool("charge", "/charges", retrying(5))
+	const until = 3 * time.Second
+	r.tool("charge", "/charges", retrying(5, func(t *v1alpha1.AgentTool) {
+		t.Spec.RetryBudget.Backoff = &v1alpha1.RetryBackoff{Initial: &metav1.Duration{Duration: until}, Max: &metav1.Duration{Duration: until}}
+	}))
 	if err := r.p.AddFault(provider.Fault{Fault: "error-503-before-commit"}); err != nil {
 		t.Fatal(err)
 	}

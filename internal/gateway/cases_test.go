@@ -611,7 +611,9 @@ func TestWhatAnAnswerNames(t *testing.T) {
 	check("unknown", r.do(ask{id: "k3", body: refundOf("10", "1"), fault: "error-500-after-commit"}), 409, "UNKNOWN_HOLD", "k3", "1", none)
 	check("declined", r.do(ask{id: "k5", body: refundOf("12", "1"), fault: "decline-402"}), 402, "ALLOW", "k5", "1", "Failed")
 	check("declined before", r.do(ask{id: "k5", body: refundOf("12", "1"), fault: "decline-402"}), 402, "REPLAY", "k5", "1", "Failed")
-	check("handed off", r.do(ask{id: "k6", body: refundOf("13", "1"), header: async()}), 202, "ALLOW", "k6", "1", "InFlight")
+	check("handed off", r.do(ask{id: "k6", body: refundOf("13", "1"), fault: "hold", header: async()}), 202, "ALLOW", "k6", "1", "InFlight")
+	r.holds(1)
+	r.p.Release(nil)
 	eventually(t, "it is paid", func() bool { _, doc := r.poll("charge", "k6", "agent", ""); return doc.State == guard.Succeeded })
 	r.people.uid = "another"
 	check("a namesake's", r.do(ask{id: "k1", body: refundOf("9", "1")}), 422, "CONFLICT", "k1", none, none)

@@ -80,13 +80,7 @@ func TestSessionsTerminated(t *testing.T) {
 		}
 		// A write is its writer's to repeat, if it met a session that was ended just then.
 		w := store.Write{Epoch: identity.Epoch, Key: fmt.Sprint(i), Nonce: "n", Record: &store.Record{}}
-		eventually(t, "it is written", func() error {
-			result, err := s.Update(context.Background(), w)
-			if err != nil && !errors.Is(err, store.ErrUnavailable) || err == nil && result.Outcome != store.Written {
-				t.Fatalf("Update: %+v, %v", result, err)
-			}
-			return err
-		})
+		write(t, s, w)
 		if r, _, err := s.Get(context.Background(), w.Key); err != nil || r == nil || r.Nonce != w.Nonce {
 			t.Errorf("what was written is %+v, %v", r, err)
 		}
@@ -105,9 +99,13 @@ func TestReadOnly(t *testing.T) {
 		}
 		return nil
 	})
-	if findings, err := s.Durability(context.Background()); !errors.Is(err, store.ErrUnavailable) {
-		t.Errorf("Durability: %v, %v", findings, err)
-	}
+	// Each session notices for itself.
+	eventually(t, "Durability notices", func() error {
+		if findings, err := s.Durability(context.Background()); !errors.Is(err, store.ErrUnavailable) {
+			return fmt.Errorf("%v, %w", findings, err)
+		}
+		return nil
+	})
 	admin := server.admin(t, "postgres")
 	for _, statement := range []string{"SET default_transaction_read_only = off", "ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_reload_conf()"} {
 		if _, err := admin.Exec(context.Background(), statement); err != nil {
@@ -141,7 +139,14 @@ func TestAnalyzed(t *testing.T) {
 func TestTooManyConnections(t *testing.T) {
 	server := newServer(t, "fsync=off", "max_connections=5", "superuser_reserved_connections=0", "max_wal_senders=0")
 	s := open(t, postgres.Options{DSN: server.dsn("postgres"), MaxConns: 2})
-	var taken []*pgx.Conn
+	taken := []*pgx.Conn{server.admin(t, "postgres")}
+	// That of a session that has just ended may be taken a moment longer.
+	eventually(t, "the others are free", func() error {
+		if n := ask[int](t, taken[0], "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"); n != 1 {
+			return fmt.Errorf("%d are taken", n)
+		}
+		return nil
+	})
 	for {
 		c, err := pgx.Connect(context.Background(), server.dsn("postgres"))
 		if err != nil {
@@ -171,14 +176,8 @@ func TestPasswordChanged(t *testing.T) {
 	server.exec(t, "postgres", "ALTER ROLE app PASSWORD 'two'")
 	// Sessions that stand go on.
 	recovers(t, s)
-	server.exec(t, "postgres", "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app'")
-	eventually(t, "new sessions are refused", func() error {
-		_, _, err := s.Get(context.Background(), "k")
-		if !errors.Is(err, store.ErrUnavailable) {
-			return fmt.Errorf("Get: %w", err)
-		}
-		return nil
-	})
+	server.exec(t, "postgres", "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE usename = 'app'")
+	fails(t, s, 10*time.Second, "")
 	fails(t, s, 10*time.Second, "does not accept this role or password")
 	if _, _, err := s.Get(context.Background(), "k"); strings.Contains(err.Error(), "one") {
 		t.Errorf("the error tells the password: %v", err)
@@ -518,7 +517,24 @@ func TestLateCopies(t *testing.T) {
 	await(t, inBackground(s, reserve("before")), store.Written)
 	letGo := p.hold()
 	first := reserve("first", "customer/c1")
-	leaves(s, first)
+	ctx, leave := context.WithCancel(context.Background())
+	defer leave()
+	left := make(chan error, 1)
+	go func() {
+		_, err := s.Reserve(ctx, first)
+		left <- err
+	}()
+	onItsWay := func() error {
+		if p.waiting.Load() == p.given.Load() {
+			return errors.New("nothing is held")
+		}
+		return nil
+	}
+	eventually(t, "the first copy is on its way", onItsWay)
+	leave()
+	if err := <-left; !errors.Is(err, store.ErrUnavailable) {
+		t.Fatal(err)
+	}
 	p.forget()
 	leaves(s, first)
 	leaves(open(t, options), first)
@@ -533,12 +549,7 @@ func TestLateCopies(t *testing.T) {
 	letGo = p.hold()
 	second := reserve("second", "customer/c2")
 	done := inBackground(s, second)
-	eventually(t, "the write is on its way", func() error {
-		if p.waiting.Load() == p.given.Load() {
-			return errors.New("nothing is held")
-		}
-		return nil
-	})
+	eventually(t, "the write is on its way", onItsWay)
 	p.forget()
 	p.cutClients()
 	if a := <-done; !errors.Is(a.err, store.ErrUnavailable) {

@@ -16,11 +16,21 @@ import (
 func put(t testing.TB, s store.Store, key string, expected uint64) uint64 {
 	t.Helper()
 	w := store.Write{Epoch: identity.Epoch, Key: key, Nonce: fmt.Sprint(key, " after ", expected), Expected: expected, Record: &store.Record{}}
-	result, err := s.Update(context.Background(), w)
-	if err != nil || result.Outcome != store.Written {
-		t.Fatalf("%q: %+v, %v", key, result, err)
-	}
-	return result.Version
+	return write(t, s, w)
+}
+
+// write repeats a write that meets a connection whose server, or session, has ended.
+func write(t testing.TB, s store.Store, w store.Write) (version uint64) {
+	t.Helper()
+	eventually(t, "it is written", func() error {
+		result, err := s.Update(context.Background(), w)
+		if err != nil && !errors.Is(err, store.ErrUnavailable) || err == nil && result.Outcome != store.Written {
+			t.Fatalf("%q: %+v, %v", w.Key, result, err)
+		}
+		version = result.Version
+		return err
+	})
+	return version
 }
 
 // questions are all kinds, each asked of a store of its own.
@@ -45,12 +55,19 @@ var questions = map[string]func(s store.Store) error{
 	"Meter": func(s store.Store) error { _, err := s.Meter(context.Background(), "m"); return err },
 }
 
-// told asserts that each of the losers is told by its first question, that all that
+// told asserts that each of the losers is told by its first question that is answered, that all that
 // have lost nothing are told when they write, and what a newcomer finds.
 func told(t *testing.T, options postgres.Options, losers map[string]*postgres.Store, lucky *postgres.Store, version uint64) {
 	t.Helper()
 	for name, s := range losers {
-		if err := questions[name](s); !errors.Is(err, store.ErrMemoryLost) {
+		var err error
+		eventually(t, "the first question is answered", func() error {
+			if err = questions[name](s); errors.Is(err, store.ErrUnavailable) {
+				return err
+			}
+			return nil
+		})
+		if !errors.Is(err, store.ErrMemoryLost) {
 			t.Errorf("%s as the first question: %v", name, err)
 		}
 		for next, ask := range questions {
@@ -196,10 +213,7 @@ func TestNothingLost(t *testing.T) {
 				version = put(t, by, key, version)
 			}
 			if i%3 > 1 {
-				gone := store.Write{Epoch: identity.Epoch, Key: key, Nonce: "gone", Expected: version}
-				if result, err := by.Update(context.Background(), gone); err != nil || result.Outcome != store.Written {
-					t.Fatalf("%+v, %v", result, err)
-				}
+				write(t, by, store.Write{Epoch: identity.Epoch, Key: key, Nonce: "gone", Expected: version})
 			}
 			if i%4 == 3 && i%3 > 1 {
 				put(t, s, key, 0)
