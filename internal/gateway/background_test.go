@@ -302,19 +302,17 @@ func TestAPanicWithoutACallerEndsOneCall(t *testing.T) {
 			return r.tools.Load()
 		}
 	})
-	const until = 3 * time.Second
-	r.tool("charge", "/charges", retrying(5, func(t *v1alpha1.AgentTool) {
-		t.Spec.RetryBudget.Backoff = &v1alpha1.RetryBackoff{Initial: &metav1.Duration{Duration: until}, Max: &metav1.Duration{Duration: until}}
-	}))
-	if err := r.p.AddFault(provider.Fault{Fault: "error-503-before-commit"}); err != nil {
-		t.Fatal(err)
-	}
+	a := inOrder(t, answerLater, answer201)
+	r.upstream = a.url
+	r.tool("charge", "/charges", retrying(5))
 	r.accepted(ask{id: "k1", body: refundOf("9", "5"), header: async()})
 	fail.Store(true)
 	eventually(t, "it is logged", func() bool { return strings.Contains(r.logged(), "a call panicked after it was handed off") })
 	r.atRest()
 	r.pay(ask{id: "k1", body: refundOf("9", "5")}, 201, guard.Allow)
-	r.paid(1, 2)
+	if n := a.count(); n != 2 {
+		t.Errorf("sent %d times", n)
+	}
 }
 
 func TestPreferences(t *testing.T) {
