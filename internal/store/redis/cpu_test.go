@@ -15,7 +15,7 @@ func BenchmarkServerCPU(b *testing.B) {
 	for _, sync := range []string{"always", "no"} {
 		for _, writers := range []int{1, 64} {
 			b.Run(fmt.Sprintf("fsync=%s/goroutines=%d", sync, writers), func(b *testing.B) {
-				s := newServer(b, "--appendfsync", sync)
+				s := newServer(b, "--appendfsync", sync, "--auto-aof-rewrite-percentage", "0")
 				st := s.open(b)
 				if _, err := st.Initialise(context.Background(), costID); err != nil {
 					b.Fatal(err)

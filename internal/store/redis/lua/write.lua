@@ -58,33 +58,121 @@ local function fetch(of, first, last)
   return values
 end
 
--- No write of a step can fail once one was made. A server refuses a write for the user's
--- rights, for the type of the key, and because a cluster is just moving its slot: a key that
--- is not here may be on the other node then. All of KEYS are where they must be when the
--- script begins, and what a step writes besides, or what a step before it may have taken
--- away, is asked for before the first write.
+-- What a step writes waits until the script ends, and is written together with what the other
+-- steps write: what a command costs besides what it does is most of what it costs, here and in
+-- the log. A step that takes something away is written at once, with those that wait; so what
+-- waits only adds and replaces. And whatever reads what may wait has it written first, but for
+-- the values of strings, which are told.
+--
+-- No write can fail once one was made. A server refuses a write for the user's rights, for the
+-- type of the key, and because a cluster is just moving its slot: a key that is not here may be
+-- on the other node then. All of KEYS are where they must be when the script begins, and what
+-- a step writes besides, or what a step before it may have taken away, is asked for before
+-- the step's writes wait.
+local answer = {count, micros}
+-- The steps that wait, by their places in the answer and by their records; and sequence and
+-- count as they were before those.
+local waiting, waits, wasSequence, wasCount = {}, {}, 0, 0
+-- What waits: members and scores of what is due, and of sorted sets of marks by their names;
+-- strings of marks and their values, and the same as a table; commands that
+-- few steps need; records and bodies with their keys.
+local dues, ranks, strings, told, rare, values = {}, {}, {}, {}, {}, {}
+-- Strings and values as the step at hand is about to add them: a table that all use.
+local own = {}
+-- Which sorted sets of marks are such, and are here; and whether what is due is. Which bodies
+-- steps before have taken away. Whether any has written; whether what waits is just being
+-- written; and what is said if that was done by half.
+local sorted, dueIsHere, removed, wrote, begun, half = {}, false, {}, false, false, nil
+
+-- put writes a list by a command with that key, or with keys of the list's own.
+local function put(list, command, key)
+  for i = 1, #list, 500 do
+    local last = math.min(i + 499, #list)
+    if key then
+      call(command, key, unpack(list, i, last))
+    else
+      call(command, unpack(list, i, last))
+    end
+    begun = true
+  end
+end
+
+-- What is set comes before what is removed, so that no key becomes empty, and goes, before
+-- it is written again.
+local function writeAll()
+  put(dues, 'ZADD', KEYS[2])
+  for name, list in pairs(ranks) do
+    put(list, 'ZADD', name)
+  end
+  put(strings, 'HSET', KEYS[5])
+  for _, command in ipairs(rare) do
+    call(unpack(command))
+    begun = true
+    if command[1] == 'ZREM' then
+      sorted[command[2]] = nil
+    end
+  end
+  put(values, 'MSET')
+end
+
+-- said is the text of an error.
+local function said(err)
+  return type(err) == 'table' and err.err or tostring(err)
+end
+
+-- flush writes all that waits.
+local function flush()
+  if #waits == 0 then
+    return
+  end
+  begun = false
+  local ok, why = pcall(writeAll)
+  if not ok then
+    why = said(why)
+    if begun then
+      -- Half a step must not be taken for a whole one by whoever asks again.
+      half = 'HOLDFASTDAMAGED a step was written by half at ' .. string.format('%d', sequence) .. ': ' .. why
+      why = half
+    else
+      sequence, count = wasSequence, wasCount
+    end
+    for _, place in ipairs(waits) do
+      answer[place] = {err = why}
+    end
+  end
+  wrote = wrote or begun
+  waiting, waits, dues, ranks, strings, told, rare, values = {}, {}, {}, {}, {}, {}, {}, {}
+  if not ok then
+    error({err = why})
+  end
+end
+
+-- slow makes the functions of marks, which read what is written.
+local function slow()
+  flush()
+  return marking()
+end
 
 -- What the steps before have found out: that the user may use all commands that write a
 -- record, and all that write one anew: 1, or 2 if sorted sets of marks are among what is
--- written; and which sorted sets are such, and are here. Which bodies they have taken away.
--- Whether any of them has written; and, of the one that is at it, whether it has begun to.
-local mayWrite, mayReplace, sorted, removed, wrote, begun = 0, 0, {}, {}, false, false
+-- written.
+local mayWrite, mayReplace = 0, 0
 
 -- allowed finds out whether the user may write this record, and the sorted set of that name
 -- if there is one.
 local function allowed(record, id, anew, name)
   local may = redis.acl_check_cmd
   local need, ranked = name and 2 or 1, name or KEYS[2]
-  if may and not (may('SET', record, '')
-    and (mayWrite >= need or may('HSET', KEYS[1], 'sequence', '0') and may('ZADD', ranked, '0', id))
+  if may and not (may('MSET', record, '')
+    and (mayWrite >= need or may('SET', record, '') and may('HSET', KEYS[1], 'sequence', '0') and may('ZADD', ranked, '0', id))
     and (not anew or mayReplace >= need or may('DEL', record) and may('ZREM', ranked, id) and may('HDEL', KEYS[5], id))) then
-    refuse('NOPERM', 'the user may not use all of HSET, SET, ZADD, DEL, ZREM and HDEL')
+    refuse('NOPERM', 'the user may not use all of HSET, SET, MSET, ZADD, DEL, ZREM and HDEL')
   end
   mayWrite, mayReplace = math.max(mayWrite, need), anew and math.max(mayReplace, need) or mayReplace
 end
 
--- step is one of them: where its arguments begin, its record, and its body.
-local function step(first, record, body)
+-- step is one of them: where its arguments begin, its record, its body, and the place of its answer.
+local function step(first, record, body, place)
   local nonce, key, marks, packed = ARGV[first], ARGV[first + 1], ARGV[first + 4], ARGV[first + 5]
   local expected, due, ends, covered, mode, flags, probes, fresh, n, meters = unpackFrom('>I6I6I6I6BBI4I4I4I4', packed)
 
@@ -97,6 +185,9 @@ local function step(first, record, body)
   local id = sub(record, -HASH)
 
   -- The record as it is, and its version; zeros if there is none.
+  if waiting[record] then
+    flush()
+  end
   local value = call('GET', record)
   local version, wasDue, oldFlags, stamp, oldEnds, many, kept = 0, 0, 0, 0, 0, '', ''
   -- Where its marks begin and end. What only has to be compared is not cut out of the value.
@@ -147,10 +238,15 @@ local function step(first, record, body)
   end
 
   -- The strings that are probed for, and then the others with marks, and their values.
-  local asked, values = {}, {}
+  local asked, have = {}, {}
   if probes + fresh > 0 then
     asked = split('c' .. HASH, probes + fresh, packed, NUMBERS + 1)
-    values = fetch(asked, 1, probes + fresh)
+    have = fetch(asked, 1, probes + fresh)
+    if #strings > 0 then
+      for i = 1, probes + fresh do
+        have[i] = told[asked[i]] or have[i]
+      end
+    end
   end
   -- What marking makes, once it is needed.
   local m
@@ -159,7 +255,7 @@ local function step(first, record, body)
   -- probe excepts and what the record itself has left.
   local found = false
   for i = 1, probes do
-    local v = values[i]
+    local v = have[i]
     if v then
       local except = sub(packed, exceptAt + (i - 1) * HASH + 1, exceptAt + i * HASH)
       if except == NOTAG then
@@ -175,12 +271,12 @@ local function step(first, record, body)
     end
   end
   if found then
-    m = marking()
+    m = slow()
     local function excepted(i)
       local tag = sub(packed, exceptAt + (i - 1) * HASH + 1, exceptAt + i * HASH)
       return tag ~= NOTAG and tag or ''
     end
-    local hit = search(m, asked, probes, values, excepted, sub(packed, firstAt + 1, whichAt), id, covered, math.floor(micros / 1000))
+    local hit = search(m, asked, probes, have, excepted, sub(packed, firstAt + 1, whichAt), id, covered, math.floor(micros / 1000))
     if hit then
       return {'blocked', sequence, unpack(hit)}
     end
@@ -236,9 +332,8 @@ local function step(first, record, body)
 
   local newVersion = sequence + 1
   local rank = flags % OWNENDS >= NOTSETTLED and newVersion + UNSETTLED or newVersion
-  -- What becomes of values of strings, and of the marks that do not lie there.
-  local set, gone, moves = {}, {}, {}
-  -- again moves the record in a sorted set, or puts it there.
+  -- The sorted sets of marks that the record is put in, or moved in.
+  local lies
   local function again(name)
     if not sorted[name] then
       if call('ZCARD', name) == 0 then
@@ -246,9 +341,10 @@ local function step(first, record, body)
       end
       sorted[name] = true
     end
-    moves[#moves + 1] = {'ZADD', name, format('%d', rank), 'r' .. id, format('%d', ends == 0 and NEVER or ends - BELOW), 'e' .. id}
+    lies = lies or {}
+    lies[#lies + 1] = name
   end
-  if known then
+  if known and many ~= '' then
     local at = 1
     for i = 1, #many do
       local after = at + (byte(marks, at) % 2 == 1 and 1 + 2 * HASH or 1 + HASH)
@@ -259,29 +355,25 @@ local function step(first, record, body)
     end
   end
 
-  -- The strings with marks, and their values.
-  local names, was = {}, {}
+  -- The strings with marks, and what each is to have if nobody else has marks of it.
+  local which, alone, all, had
   if n > 0 then
-    local which = split('>I3', n, packed, whichAt + 1)
-    for i = 1, n do
-      names[i], was[i] = asked[which[i]], values[which[i]]
-    end
+    which, alone = split('>I3', n, packed, whichAt + 1), split('>I4c0', n, packed, aloneAt + 1)
   end
-  local strings, alone, had = n, nil, {}
+  all = n
   if marksAt <= marksTo and not known then
-    local oldMarks = sub(value, marksAt, marksTo)
     -- Marks that it had: strings of which it has none now come after the others.
-    m, alone = m or marking(), split('>I4c0', n, packed, aloneAt + 1)
-    local at = {}
+    m, which, alone, had = m or slow(), which or {}, alone or {}, {}
+    local at, before = {}, #asked
     for i = 1, n do
-      at[names[i]] = i
+      at[asked[which[i]]] = i
     end
-    m.eachMark(oldMarks, function(hash, tag)
+    m.eachMark(sub(value, marksAt, marksTo), function(hash, tag)
       local i = at[hash]
       if not i then
-        strings = strings + 1
-        i = strings
-        at[hash], names[i], alone[i] = i, hash, ''
+        all = all + 1
+        i, asked[#asked + 1] = all, hash
+        at[hash], which[i], alone[i] = i, #asked, ''
       end
       if mode == KEEP then
         alone[i] = alone[i] .. m.group(tag, id)
@@ -289,39 +381,48 @@ local function step(first, record, body)
       had[i] = had[i] or {}
       had[i][#had[i] + 1] = tag
     end)
-    for i, v in ipairs(fetch(names, n + 1, strings)) do
-      was[n + i] = v
+    for i, v in ipairs(fetch(asked, before + 1, #asked)) do
+      have[before + i] = v
     end
   end
 
-  -- Strings and tags of which the record has marks in sorted sets; and which strings these
-  -- are, as long as each has a single mark, so that there are as many of the one as of the other.
-  local lie, lieAt, change = {}, {}, nil
-  alone = alone or split('>I4c0', n, packed, aloneAt + 1)
-  for i = 1, strings do
-    local hash, v, a = names[i], was[i], alone[i]
+  -- What becomes of values of strings: new ones come behind those that wait. What is removed,
+  -- and marks that are moved, which is not plain. Strings and tags of which the record has marks
+  -- in sorted sets; and which strings these are, as long as each has a single mark, so that
+  -- there are as many of the one as of the other.
+  local last, set, gone, moves, lie, lieAt, change = 0, nil, nil, nil, nil, nil, nil
+  for i = 1, all do
+    local hash, v, a = asked[which[i]], have[which[i]], alone[i]
     local few = v and byte(v, 1) < 254
     -- one is where the record's id would end what comes before it, if it has a single mark.
-    local one = not had[i] and (#a == 1 + HASH and 1 or #a == 1 + HASH + HASH and 1 + HASH)
+    local one = not (had and had[i]) and (#a == 1 + HASH and 1 or #a == 1 + HASH + HASH and 1 + HASH)
     if one and not v then
-      set[#set + 1], set[#set + 2] = hash, a
+      own[last + 1], own[last + 2] = hash, a
+      last = last + 2
     elseif one and few and byte(v, 1) % 128 < LARGE and #v == one + byte(v, 1) % 128 * HASH and sub(v, 2, one) == sub(a, 2, one) then
       -- All have its tag, or none.
-      set[#set + 1], set[#set + 2] = hash, string.char(byte(v, 1) + 1) .. sub(v, 2) .. id
-    elseif one and flags < OWNENDS and v == (one == 1 and '\255\0\0' or '\254\0\1' .. sub(a, 2, one)) then
-      local name = hash .. sub(a, 2, one)
-      again(P .. 'm' .. name)
-      lie[name], lieAt[i] = true, true
+      own[last + 1], own[last + 2] = hash, string.char(byte(v, 1) + 1) .. sub(v, 2) .. id
+      last = last + 2
     else
-      m = m or marking()
-      change = change or changing(m, id, rank, flags, marks, ends, set, gone, moves, lie)
-      change(hash, v, m.groupsOf(a), had[i] or {})
+      lie, lieAt = lie or {}, lieAt or {}
+      if one and flags < OWNENDS and v == (one == 1 and '\255\0\0' or '\254\0\1' .. sub(a, 2, one)) then
+        local name = hash .. sub(a, 2, one)
+        again(P .. 'm' .. name)
+        lie[name], lieAt[i] = true, true
+      else
+        m = m or slow()
+        if not change then
+          set, gone, moves = {}, {}, {}
+          change = changing(m, id, rank, flags, marks, ends, set, gone, moves, lie)
+        end
+        change(hash, v, m.groupsOf(a), had and had[i] or {})
+      end
     end
   end
   if change then
     many = m.manyAmong(marks, lie)
     m.rewrite(moves)
-  elseif next(lieAt) then
+  elseif lieAt then
     local bytes = {}
     for i = 1, n do
       bytes[i] = lieAt[i] and '\1' or '\0'
@@ -335,52 +436,75 @@ local function step(first, record, body)
     refuse('HOLDFASTSIZE', 'of marks or meters')
   end
 
-  -- All keys that are written below have been passed to a command of their type, or are
-  -- here, or come first; and the user may use all commands that write. That a body is here
-  -- which may be nowhere, the server says only of several keys at once.
+  -- All keys that are written have been passed to a command of their type, or are here; and
+  -- the user may use all commands that write. That a body is here which may be nowhere, the
+  -- server says only of several keys at once.
   local held, wasHeld = flags % 2 == HELD, oldFlags % 2 == HELD
+  if due ~= wasDue and not dueIsHere then
+    call('ZCARD', KEYS[2])
+    dueIsHere = true
+  end
   if held ~= wasHeld then
     call('ZCARD', KEYS[3])
   end
   if removed[body] then
     call('EXISTS', KEYS[1], body)
   end
-  allowed(record, id, value and true, moves[1] and moves[1][2])
+  allowed(record, id, value and true, lies and lies[1] or moves and moves[1] and moves[1][2])
+
+  -- From here on nothing can fail. Sequence and count are written behind all else.
+  if #waits == 0 then
+    wasSequence, wasCount = sequence, count
+  end
+  sequence, count = newVersion, count + 1
+  waits[#waits + 1], waiting[record] = place, true
 
   if due ~= wasDue then
     if due == 0 then
-      call('ZREM', KEYS[2], id)
+      rare[#rare + 1] = {'ZREM', KEYS[2], id}
+      dueIsHere = false
     else
-      call('ZADD', KEYS[2], format('%d', due), id)
+      local k = #dues
+      dues[k + 1], dues[k + 2] = format('%d', due), id
     end
   end
-  -- From here on everything is written, and nothing can fail. Sequence and count are written
-  -- behind the last step, in the same script.
-  sequence, count, wrote, begun = newVersion, count + 1, true, true
-
-  for _, move in ipairs(moves) do
-    call(unpack(move))
-    if move[1] == 'ZREM' then
-      sorted[move[2]] = nil
+  if lies then
+    local itsRank, itsEnd = format('%d', rank), format('%d', ends == 0 and NEVER or ends - BELOW)
+    for _, name in ipairs(lies) do
+      local list = ranks[name]
+      if not list then
+        list = {}
+        ranks[name] = list
+      end
+      local k = #list
+      list[k + 1], list[k + 2], list[k + 3], list[k + 4] = itsRank, 'r' .. id, itsEnd, 'e' .. id
     end
   end
-  -- What is set comes before what is removed, so that no key becomes empty, and goes, before
-  -- it is written again.
-  for i = 1, #set, 500 do
-    call('HSET', KEYS[5], unpack(set, i, math.min(i + 499, #set)))
+  local behind = #strings
+  for k = 1, last, 2 do
+    local hash, v = own[k], own[k + 1]
+    strings[behind + k], strings[behind + k + 1], told[hash] = hash, v, v
   end
-  for i = 1, #gone, 500 do
-    call('HDEL', KEYS[5], unpack(gone, i, math.min(i + 499, #gone)))
+  if change then
+    for _, move in ipairs(moves) do
+      rare[#rare + 1] = move
+    end
+    for k = 1, #set, 500 do
+      rare[#rare + 1] = {'HSET', KEYS[5], unpack(set, k, math.min(k + 499, #set))}
+    end
+    for k = 1, #gone, 500 do
+      rare[#rare + 1] = {'HDEL', KEYS[5], unpack(gone, k, math.min(k + 499, #gone))}
+    end
   end
 
   for _, e in ipairs(sums) do
     if e.sum ~= '0' then
-      call('HSET', KEYS[4], e.hash, e.sum)
+      rare[#rare + 1] = {'HSET', KEYS[4], e.hash, e.sum}
     end
   end
   for _, e in ipairs(sums) do
     if e.sum == '0' and e.had then
-      call('HDEL', KEYS[4], e.hash)
+      rare[#rare + 1] = {'HDEL', KEYS[4], e.hash}
     end
   end
 
@@ -388,56 +512,48 @@ local function step(first, record, body)
     -- The held sort by key, byte for byte, and end with the id: a zero byte of the key is
     -- followed by 255, and the key ends with 0, 1.
     local member = string.gsub(key, '%z', '\0\255') .. '\0\1' .. id
-    if held then
-      call('ZADD', KEYS[3], 0, member)
-    else
-      call('ZREM', KEYS[3], member)
-    end
+    rare[#rare + 1] = held and {'ZADD', KEYS[3], 0, member} or {'ZREM', KEYS[3], member}
   end
 
   if mode == REMOVE then
-    call('DEL', record, body)
-    removed[body], begun = true, false
-    return 0
+    rare[#rare + 1] = {'DEL', record, body}
+    removed[body], newVersion = true, 0
+  else
+    if mode ~= KEEP or not value then
+      stamp = newVersion
+    end
+    local k = #values
+    values[k + 1], values[k + 2] = record, string.char(RECORD) .. pack(LAYOUT, newVersion, micros, due, flags, stamp, ends,
+      #nonce, #key, #marks, #many, #kept) .. nonce .. key .. marks .. many .. kept .. ARGV[first + 2]
+    if ARGV[first + 3] ~= '' then
+      values[k + 3], values[k + 4] = body, ARGV[first + 3]
+    elseif value then
+      rare[#rare + 1] = {'DEL', body}
+      removed[body] = true
+    end
   end
-  if mode ~= KEEP or not value then
-    stamp = newVersion
+  if #rare > 0 then
+    flush()
   end
-  call('SET', record, string.char(RECORD) .. pack(LAYOUT, newVersion, micros, due, flags, stamp, ends,
-    #nonce, #key, #marks, #many, #kept) .. nonce .. key .. marks .. many .. kept .. ARGV[first + 2])
-  if ARGV[first + 3] ~= '' then
-    call('SET', body, ARGV[first + 3])
-  elseif value then
-    call('DEL', body)
-    removed[body] = true
-  end
-  begun = false
   return newVersion
 end
 
 if epoch ~= ARGV[3] then
   return {count, 'epoch', epoch}
 end
-local answer, first, half = {count, micros}, 4, nil
+local first = 4
 for i = 6, #KEYS, 2 do
-  local ok, result = not half, half
+  local place, ok, result = i / 2, not half, half
   if ok then
-    ok, result = pcall(step, first, KEYS[i], KEYS[i + 1])
+    ok, result = pcall(step, first, KEYS[i], KEYS[i + 1], place)
   end
-  if not ok then
-    result = type(result) == 'table' and result.err or tostring(result)
-    if begun and not half then
-      half = 'HOLDFASTDAMAGED a step was written by half at ' .. format('%d', sequence) .. ': ' .. result
-      result = half
-    end
-    result = {err = result}
-  end
-  answer[#answer + 1] = result
+  answer[place] = ok and result or {err = said(result)}
   first = first + STEP + 3 * unpackFrom('>I4', ARGV[first + 5], COUNTED)
 end
+pcall(flush)
 if wrote then
-  -- Half a step must not be taken for a whole one by whoever asks again. Should there be one
-  -- after all, nothing is asked of this memory any more: a sequence that is no number says so.
+  -- Should there be half a step after all, nothing is asked of this memory any more: a
+  -- sequence that is no number says so.
   call('HSET', KEYS[1], 'sequence', half or format('%d', sequence), NAME, entry(count))
   answer[1] = count
 end
