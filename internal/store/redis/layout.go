@@ -167,13 +167,15 @@ type packer struct {
 	asked places[[hashSize]byte]
 	which []byte
 
-	// The marks, when each ends, and what is kept of them; their strings, the first mark of
-	// each, and its value as long as nobody else has marks of it.
+	// The marks, when each ends, and what is kept of them; their strings, and the first mark of
+	// each; how many strings have one mark without a tag and come before all others; and of those
+	// the value as long as nobody else has marks of it.
 	marks   places[mark]
 	ends    []int64
 	kept    []byte
 	strings places[[hashSize]byte]
 	first   []int
+	plain   int
 	alone   []byte
 }
 
@@ -191,7 +193,7 @@ func (p *packer) free() {
 	p.marks.reset()
 	p.strings.reset()
 	p.sums, p.ends, p.first = p.sums[:0], p.ends[:0], p.first[:0]
-	p.which, p.kept, p.alone = p.which[:0], p.kept[:0], p.alone[:0]
+	p.which, p.kept, p.alone, p.plain = p.which[:0], p.kept[:0], p.alone[:0], 0
 	packers.Put(p)
 }
 
@@ -329,6 +331,10 @@ func (p *packer) pack(id string, marks []store.Mark) (end int64, ownEnds bool) {
 		}
 	}
 	for k, i := range p.first {
+		if k == p.plain && !p.marks.all[i].tagged && of[k] == nil {
+			p.plain++
+			continue
+		}
 		at := len(p.alone)
 		p.alone = appendGroup(append(p.alone, 0, 0, 0, 0), p.marks.all[i], id)
 		for _, m := range of[k] {

@@ -132,7 +132,7 @@ func arguments(id string, w store.Write, probes []store.Probe, covered uint64) (
 	if len(p.asked.all) >= 1<<24 {
 		return nil, fmt.Errorf("%w: %d strings of probes and marks", store.ErrInvalid, len(p.asked.all))
 	}
-	const numbers = 4*6 + 2 + 4*4
+	const numbers = 4*6 + 2 + 5*4
 	var b strings.Builder // whose text is not copied
 	b.Grow(numbers + (len(p.asked.all)+len(probes))*hashSize + len(probes) + len(p.which) + len(p.alone) + len(p.kept) + size)
 	var scratch [numbers]byte
@@ -141,7 +141,7 @@ func arguments(id string, w store.Write, probes []store.Probe, covered uint64) (
 		n = append48(n, number)
 	}
 	n = append(n, mode, flags)
-	for _, number := range []int{len(probes), len(p.asked.all) - len(probes), len(p.strings.all), len(w.Meters)} {
+	for _, number := range []int{len(probes), len(p.asked.all) - len(probes), len(p.strings.all), p.plain, len(w.Meters)} {
 		n = binary.BigEndian.AppendUint32(n, uint32(number))
 	}
 	b.Write(n)

@@ -6,11 +6,13 @@
 -- marks; in one argument, because every one takes its time, packed: the expected version, due,
 -- the common end of the marks, the highest stamp passed over, what becomes of the marks (0:
 -- they are removed with the record, 1: kept, 2: replaced), flags, how many probes, strings
--- with marks that no probe asks for, strings with marks and meters there are; the hashes of
+-- with marks that no probe asks for, strings with marks, those of them that come first and
+-- have one mark without a tag, and meters there are; the hashes of
 -- the strings of the probes and of those with marks that no probe asks for; of each probe the
 -- hash of the excepted tag or zeros; of each 1 if its hits come first; of each string with
--- marks which one of the former it is, and then, after its length, its value if nobody else
--- has marks of it; then, in arguments again, of each meter: hash, amount, limit or ''.
+-- marks which one of the former it is, and then of each but the first ones, after its length,
+-- its value if nobody else has marks of it; then, in arguments again, of each meter: hash,
+-- amount, limit or ''.
 -- → the count, the time, and then of each step: its version if it was written, 0 for none;
 -- an error; 'mismatch', record, body; 'blocked', watermark, and what search returned; 'full',
 -- index; 'watermark', the sequence. Or the count, 'epoch', the store's.
@@ -19,21 +21,30 @@ local NOTAG = '\0\0\0\0\0\0\0\0\0\0\0\0'
 -- A step has STEP arguments, and three for each meter. How many meters there are is said at
 -- COUNTED of what is packed, where the NUMBERS end. A record's value has three bytes for the
 -- length of its marks and its meter entries.
-local STEP, COUNTED, NUMBERS, MOSTBYTES = 6, 39, 42, 16777216
+local STEP, COUNTED, NUMBERS, MOSTBYTES = 6, 43, 46, 16777216
 -- A number that is given to a command takes much less time as it is written so.
 local format = string.format
-local find = string.find
+local find, char = string.find, string.char
 
 -- split takes n values, each packed so, out of a string.
+local HASHES, PLACES, TEXTS = 'c' .. HASH, '>I3', '>I4c0'
+local formats = {[HASHES] = {}, [PLACES] = {}, [TEXTS] = {}}
 local function split(as, n, packed, at)
+  if n <= 100 then
+    local format = formats[as][n]
+    if not format then
+      format = string.rep(as, n)
+      formats[as][n] = format
+    end
+    local part = {unpackFrom(format, packed, at)}
+    part[n + 1] = nil
+    return part
+  end
   local values = {}
   for i = 1, n, 100 do
     local k = math.min(100, n - i + 1)
     local part = {unpackFrom(string.rep(as, k), packed, at)}
-    at, part[k + 1] = part[k + 1], nil
-    if k == n then
-      return part
-    end
+    at = part[k + 1]
     for j = 1, k do
       values[i + j - 1] = part[j]
     end
@@ -163,18 +174,35 @@ local mayWrite, mayReplace = 0, 0
 local function allowed(record, id, anew, name)
   local may = redis.acl_check_cmd
   local need, ranked = name and 2 or 1, name or KEYS[2]
-  if may and not (may('MSET', record, '')
-    and (mayWrite >= need or may('SET', record, '') and may('HSET', KEYS[1], 'sequence', '0') and may('ZADD', ranked, '0', id))
-    and (not anew or mayReplace >= need or may('DEL', record) and may('ZREM', ranked, id) and may('HDEL', KEYS[5], id))) then
+  local is = not may or may('MSET', record, '')
+  if is and mayWrite < need then
+    is = not may or may('SET', record, '') and may('HSET', KEYS[1], 'sequence', '0') and may('ZADD', ranked, '0', id)
+    mayWrite = need
+  end
+  if is and anew and mayReplace < need then
+    is = not may or may('DEL', record) and may('ZREM', ranked, id) and may('HDEL', KEYS[5], id)
+    mayReplace = need
+  end
+  if not is then
+    mayWrite, mayReplace = 0, 0
     refuse('NOPERM', 'the user may not use all of HSET, SET, MSET, ZADD, DEL, ZREM and HDEL')
   end
-  mayWrite, mayReplace = math.max(mayWrite, need), anew and math.max(mayReplace, need) or mayReplace
+end
+
+-- isHere sees to it that a sorted set of marks is one, and is here.
+local function isHere(name)
+  if not sorted[name] then
+    if call('ZCARD', name) == 0 then
+      refuse('HOLDFASTABSENT', 'a sorted set of marks is not there')
+    end
+    sorted[name] = true
+  end
 end
 
 -- step is one of them: where its arguments begin, its record, its body, and the place of its answer.
 local function step(first, record, body, place)
   local nonce, key, marks, packed = ARGV[first], ARGV[first + 1], ARGV[first + 4], ARGV[first + 5]
-  local expected, due, ends, covered, mode, flags, probes, fresh, n, meters = unpackFrom('>I6I6I6I6BBI4I4I4I4', packed)
+  local expected, due, ends, covered, mode, flags, probes, fresh, n, plain, meters = unpackFrom('>I6I6I6I6BBI4I4I4I4I4', packed)
 
   if covered > sequence then
     return {'watermark', sequence}
@@ -208,7 +236,7 @@ local function step(first, record, body, place)
     if version > sequence or stamp > version then
       damaged('a record is newer than the sequence')
     end
-    if sub(value, at, keyAt - 1) == nonce then
+    if nonces == #nonce and find(value, nonce, at, true) == at then
       return version
     end
     many, kept = sub(value, marksTo + 1, entriesAt - 1), sub(value, entriesAt, entriesAt + entries - 1)
@@ -234,13 +262,13 @@ local function step(first, record, body, place)
   local whichAt = firstAt + probes
   local aloneAt = whichAt + 3 * n
   if known then
-    fresh, n = 0, 0
+    fresh, n, plain = 0, 0, 0
   end
 
   -- The strings that are probed for, and then the others with marks, and their values.
-  local asked, have = {}, {}
+  local asked, have
   if probes + fresh > 0 then
-    asked = split('c' .. HASH, probes + fresh, packed, NUMBERS + 1)
+    asked = split(HASHES, probes + fresh, packed, NUMBERS + 1)
     have = fetch(asked, 1, probes + fresh)
     if #strings > 0 then
       for i = 1, probes + fresh do
@@ -283,10 +311,11 @@ local function step(first, record, body, place)
   end
 
   -- Meters. An entry is its meter's hash and its amount, 0 for none.
-  local sums = {}
+  local sums
   if meters > 0 or mode == REMOVE and kept ~= '' then
     local compare, add, subtract = decimals()
     local entries, order, i = {}, {}, 1
+    sums = {}
     while i <= #kept do
       local size = byte(kept, i + HASH)
       local hash = sub(kept, i, i + HASH - 1)
@@ -334,40 +363,41 @@ local function step(first, record, body, place)
   local rank = flags % OWNENDS >= NOTSETTLED and newVersion + UNSETTLED or newVersion
   -- The sorted sets of marks that the record is put in, or moved in.
   local lies
-  local function again(name)
-    if not sorted[name] then
-      if call('ZCARD', name) == 0 then
-        refuse('HOLDFASTABSENT', 'a sorted set of marks is not there')
-      end
-      sorted[name] = true
-    end
-    lies = lies or {}
-    lies[#lies + 1] = name
-  end
   if known and many ~= '' then
     local at = 1
     for i = 1, #many do
       local after = at + (byte(marks, at) % 2 == 1 and 1 + 2 * HASH or 1 + HASH)
       if byte(many, i) == 1 then
-        again(P .. 'm' .. sub(marks, at + 1, after - 1))
+        local name = P .. 'm' .. sub(marks, at + 1, after - 1)
+        isHere(name)
+        lies = lies or {}
+        lies[#lies + 1] = name
       end
       at = after
     end
   end
 
-  -- The strings with marks, and what each is to have if nobody else has marks of it.
+  -- The strings with marks; and what each is to have if nobody else has marks of it, but for the
+  -- first ones, which are to have this record's without a tag.
   local which, alone, all, had
+  local mine = '\1' .. id
   if n > 0 then
-    which, alone = split('>I3', n, packed, whichAt + 1), split('>I4c0', n, packed, aloneAt + 1)
+    which = split(PLACES, n, packed, whichAt + 1)
+    if n > plain then
+      alone = split(TEXTS, n - plain, packed, aloneAt + 1)
+    end
   end
   all = n
   if marksAt <= marksTo and not known then
     -- Marks that it had: strings of which it has none now come after the others.
     m, which, alone, had = m or slow(), which or {}, alone or {}, {}
-    local at, before = {}, #asked
+    asked, have = asked or {}, have or {}
+    local at, before, others = {}, #asked, alone
+    alone = {}
     for i = 1, n do
-      at[asked[which[i]]] = i
+      at[asked[which[i]]], alone[i] = i, i <= plain and mine or others[i - plain]
     end
+    plain = 0
     m.eachMark(sub(value, marksAt, marksTo), function(hash, tag)
       local i = at[hash]
       if not i then
@@ -392,23 +422,27 @@ local function step(first, record, body, place)
   -- there are as many of the one as of the other.
   local last, set, gone, moves, lie, lieAt, change = 0, nil, nil, nil, nil, nil, nil
   for i = 1, all do
-    local hash, v, a = asked[which[i]], have[which[i]], alone[i]
-    local few = v and byte(v, 1) < 254
+    local at = which[i]
+    local hash, v, a = asked[at], have[at], i <= plain and mine or alone[i - plain]
     -- one is where the record's id would end what comes before it, if it has a single mark.
     local one = not (had and had[i]) and (#a == 1 + HASH and 1 or #a == 1 + HASH + HASH and 1 + HASH)
+    local n = v and byte(v, 1)
     if one and not v then
       own[last + 1], own[last + 2] = hash, a
       last = last + 2
-    elseif one and few and byte(v, 1) % 128 < LARGE and #v == one + byte(v, 1) % 128 * HASH and sub(v, 2, one) == sub(a, 2, one) then
+    elseif one and n < 254 and n % 128 < LARGE and #v == one + n % 128 * HASH and sub(v, 2, one) == sub(a, 2, one) then
       -- All have its tag, or none.
-      own[last + 1], own[last + 2] = hash, string.char(byte(v, 1) + 1) .. sub(v, 2) .. id
+      own[last + 1], own[last + 2] = hash, char(n + 1) .. sub(v, 2) .. id
       last = last + 2
     else
       lie, lieAt = lie or {}, lieAt or {}
       if one and flags < OWNENDS and v == (one == 1 and '\255\0\0' or '\254\0\1' .. sub(a, 2, one)) then
         local name = hash .. sub(a, 2, one)
-        again(P .. 'm' .. name)
         lie[name], lieAt[i] = true, true
+        name = P .. 'm' .. name
+        isHere(name)
+        lies = lies or {}
+        lies[#lies + 1] = name
       else
         m = m or slow()
         if not change then
@@ -469,15 +503,15 @@ local function step(first, record, body, place)
     end
   end
   if lies then
-    local itsRank, itsEnd = format('%d', rank), format('%d', ends == 0 and NEVER or ends - BELOW)
-    for _, name in ipairs(lies) do
-      local list = ranks[name]
+    local itsRank, byRank, itsEnd, byEnd = format('%d', rank), 'r' .. id, format('%d', ends == 0 and NEVER or ends - BELOW), 'e' .. id
+    for i = 1, #lies do
+      local list = ranks[lies[i]]
       if not list then
         list = {}
-        ranks[name] = list
+        ranks[lies[i]] = list
       end
       local k = #list
-      list[k + 1], list[k + 2], list[k + 3], list[k + 4] = itsRank, 'r' .. id, itsEnd, 'e' .. id
+      list[k + 1], list[k + 2], list[k + 3], list[k + 4] = itsRank, byRank, itsEnd, byEnd
     end
   end
   local behind = #strings
@@ -497,14 +531,16 @@ local function step(first, record, body, place)
     end
   end
 
-  for _, e in ipairs(sums) do
-    if e.sum ~= '0' then
-      rare[#rare + 1] = {'HSET', KEYS[4], e.hash, e.sum}
+  if sums then
+    for _, e in ipairs(sums) do
+      if e.sum ~= '0' then
+        rare[#rare + 1] = {'HSET', KEYS[4], e.hash, e.sum}
+      end
     end
-  end
-  for _, e in ipairs(sums) do
-    if e.sum == '0' and e.had then
-      rare[#rare + 1] = {'HDEL', KEYS[4], e.hash}
+    for _, e in ipairs(sums) do
+      if e.sum == '0' and e.had then
+        rare[#rare + 1] = {'HDEL', KEYS[4], e.hash}
+      end
     end
   end
 
@@ -523,7 +559,7 @@ local function step(first, record, body, place)
       stamp = newVersion
     end
     local k = #values
-    values[k + 1], values[k + 2] = record, string.char(RECORD) .. pack(LAYOUT, newVersion, micros, due, flags, stamp, ends,
+    values[k + 1], values[k + 2] = record, pack(VALUE, RECORD, newVersion, micros, due, flags, stamp, ends,
       #nonce, #key, #marks, #many, #kept) .. nonce .. key .. marks .. many .. kept .. ARGV[first + 2]
     if ARGV[first + 3] ~= '' then
       values[k + 3], values[k + 4] = body, ARGV[first + 3]
