@@ -88,8 +88,9 @@ local waiting, waits, wasSequence, wasCount = {}, {}, 0, 0
 -- strings of marks and their values, and the same as a table; commands that
 -- few steps need; records and bodies with their keys.
 local dues, ranks, strings, told, rare, values = {}, {}, {}, {}, {}, {}
--- Strings and values as the step at hand is about to add them: a table that all use.
-local own = {}
+-- Tables that each step uses again: strings and values as it is about to add them; the sorted
+-- sets of marks that it is put in, or moved in; and for each string whether it is in one.
+local own, lies, lieAt = {}, {}, {}
 -- Which sorted sets of marks are such, and are here; and whether what is due is. Which bodies
 -- steps before have taken away. Whether any has written; whether what waits is just being
 -- written; and what is said if that was done by half.
@@ -158,8 +159,12 @@ local function flush()
   end
 end
 
--- slow makes the functions of marks, which read what is written.
-local function slow()
+-- slow makes the functions of marks, which read what is written. These strings have what was
+-- told of them.
+local function slow(strings, have)
+  for i, string in ipairs(strings or {}) do
+    have[i] = told[string] or have[i]
+  end
   flush()
   return marking()
 end
@@ -262,7 +267,7 @@ local function step(first, record, body, place)
   local whichAt = firstAt + probes
   local aloneAt = whichAt + 3 * n
   if known then
-    fresh, n, plain = 0, 0, 0
+    fresh, n = 0, 0
   end
 
   -- The strings that are probed for, and then the others with marks, and their values.
@@ -270,11 +275,6 @@ local function step(first, record, body, place)
   if probes + fresh > 0 then
     asked = split(HASHES, probes + fresh, packed, NUMBERS + 1)
     have = fetch(asked, 1, probes + fresh)
-    if #strings > 0 then
-      for i = 1, probes + fresh do
-        have[i] = told[asked[i]] or have[i]
-      end
-    end
   end
   -- What marking makes, once it is needed.
   local m
@@ -283,7 +283,7 @@ local function step(first, record, body, place)
   -- probe excepts and what the record itself has left.
   local found = false
   for i = 1, probes do
-    local v = have[i]
+    local v = told[asked[i]] or have[i]
     if v then
       local except = sub(packed, exceptAt + (i - 1) * HASH + 1, exceptAt + i * HASH)
       if except == NOTAG then
@@ -299,7 +299,7 @@ local function step(first, record, body, place)
     end
   end
   if found then
-    m = slow()
+    m = slow(asked, have)
     local function excepted(i)
       local tag = sub(packed, exceptAt + (i - 1) * HASH + 1, exceptAt + i * HASH)
       return tag ~= NOTAG and tag or ''
@@ -361,22 +361,21 @@ local function step(first, record, body, place)
 
   local newVersion = sequence + 1
   local rank = flags % OWNENDS >= NOTSETTLED and newVersion + UNSETTLED or newVersion
-  -- The sorted sets of marks that the record is put in, or moved in.
-  local lies
-  if known and many ~= '' then
-    local at = 1
-    for i = 1, #many do
-      local after = at + (byte(marks, at) % 2 == 1 and 1 + 2 * HASH or 1 + HASH)
-      if byte(many, i) == 1 then
-        local name = P .. 'm' .. sub(marks, at + 1, after - 1)
-        isHere(name)
-        lies = lies or {}
-        lies[#lies + 1] = name
-      end
-      at = after
+  -- Where it has marks in sorted sets. Of those that come first none has a tag.
+  local liesEnd = 0
+  local i = known and find(many, '\1', 1, true)
+  local k, at = math.min(plain, i and i - 1 or 0), 1
+  at = at + k * (1 + HASH)
+  while i do
+    while k < i - 1 do
+      k, at = k + 1, at + (byte(marks, at) % 2 == 1 and 1 + 2 * HASH or 1 + HASH)
     end
+    local name = P .. 'm' .. sub(marks, at + 1, at + (byte(marks, at) % 2 == 1 and 2 * HASH or HASH))
+    isHere(name)
+    liesEnd = liesEnd + 1
+    lies[liesEnd] = name
+    i = find(many, '\1', i + 1, true)
   end
-
   -- The strings with marks; and what each is to have if nobody else has marks of it, but for the
   -- first ones, which are to have this record's without a tag.
   local which, alone, all, had
@@ -390,7 +389,7 @@ local function step(first, record, body, place)
   all = n
   if marksAt <= marksTo and not known then
     -- Marks that it had: strings of which it has none now come after the others.
-    m, which, alone, had = m or slow(), which or {}, alone or {}, {}
+    m, which, alone, had = m or slow(asked, have), which or {}, alone or {}, {}
     asked, have = asked or {}, have or {}
     local at, before, others = {}, #asked, alone
     alone = {}
@@ -416,52 +415,50 @@ local function step(first, record, body, place)
     end
   end
 
-  -- What becomes of values of strings: new ones come behind those that wait. What is removed,
-  -- and marks that are moved, which is not plain. Strings and tags of which the record has marks
-  -- in sorted sets; and which strings these are, as long as each has a single mark, so that
-  -- there are as many of the one as of the other.
-  local last, set, gone, moves, lie, lieAt, change = 0, nil, nil, nil, nil, nil, nil
+  -- What becomes of values of strings: what is new; what is removed, and marks that are moved,
+  -- which is not plain.
+  local last, lying, set, gone, moves, lie, change = 0, false, nil, nil, nil, nil, nil
   for i = 1, all do
     local at = which[i]
-    local hash, v, a = asked[at], have[at], i <= plain and mine or alone[i - plain]
-    -- one is where the record's id would end what comes before it, if it has a single mark.
-    local one = not (had and had[i]) and (#a == 1 + HASH and 1 or #a == 1 + HASH + HASH and 1 + HASH)
-    local n = v and byte(v, 1)
-    if one and not v then
-      own[last + 1], own[last + 2] = hash, a
-      last = last + 2
-    elseif one and n < 254 and n % 128 < LARGE and #v == one + n % 128 * HASH and sub(v, 2, one) == sub(a, 2, one) then
-      -- All have its tag, or none.
-      own[last + 1], own[last + 2] = hash, char(n + 1) .. sub(v, 2) .. id
+    local hash, v = asked[at], told[asked[at]] or have[at]
+    lieAt[i] = '\0'
+    if not v and i <= plain then
+      own[last + 1], own[last + 2] = hash, mine
       last = last + 2
     else
-      lie, lieAt = lie or {}, lieAt or {}
-      if one and flags < OWNENDS and v == (one == 1 and '\255\0\0' or '\254\0\1' .. sub(a, 2, one)) then
-        local name = hash .. sub(a, 2, one)
-        lie[name], lieAt[i] = true, true
-        name = P .. 'm' .. name
-        isHere(name)
-        lies = lies or {}
-        lies[#lies + 1] = name
+      local a, n = i <= plain and mine or alone[i - plain], v and byte(v, 1)
+      -- one is where the record's id would end what comes before it, if it has a single mark.
+      local one = not (had and had[i]) and (#a == 1 + HASH and 1 or #a == 1 + HASH + HASH and 1 + HASH)
+      if one and not v then
+        own[last + 1], own[last + 2] = hash, a
+        last = last + 2
+      elseif one and n < 254 and n % 128 < LARGE and #v == one + n % 128 * HASH and sub(v, 2, one) == sub(a, 2, one) then
+        -- All have its tag, or none.
+        own[last + 1], own[last + 2] = hash, char(n + 1) .. sub(v, 2) .. id
+        last = last + 2
+      elseif one and not change and flags < OWNENDS and v == (one == 1 and '\255\0\0' or '\254\0\1' .. sub(a, 2, one)) then
+        liesEnd, lieAt[i], lying = liesEnd + 1, '\1', true
+        lies[liesEnd] = P .. 'm' .. hash .. sub(a, 2, one)
+        isHere(lies[liesEnd])
       else
-        m = m or slow()
         if not change then
-          set, gone, moves = {}, {}, {}
+          m, set, gone, moves, lie = m or slow(asked, have), {}, {}, {}, {}
+          for k = 1, liesEnd do
+            lie[sub(lies[k], #P + 2)] = true
+          end
           change = changing(m, id, rank, flags, marks, ends, set, gone, moves, lie)
         end
         change(hash, v, m.groupsOf(a), had and had[i] or {})
       end
     end
   end
+  -- Which marks lie in sorted sets: as long as each string has a single one, there are as many of
+  -- the one as of the other.
   if change then
     many = m.manyAmong(marks, lie)
     m.rewrite(moves)
-  elseif lieAt then
-    local bytes = {}
-    for i = 1, n do
-      bytes[i] = lieAt[i] and '\1' or '\0'
-    end
-    many = table.concat(bytes)
+  elseif lying then
+    many = table.concat(lieAt, '', 1, n)
   elseif not known then
     many = ''
   end
@@ -484,7 +481,7 @@ local function step(first, record, body, place)
   if removed[body] then
     call('EXISTS', KEYS[1], body)
   end
-  allowed(record, id, value and true, lies and lies[1] or moves and moves[1] and moves[1][2])
+  allowed(record, id, value and true, liesEnd > 0 and lies[1] or moves and moves[1] and moves[1][2])
 
   -- From here on nothing can fail. Sequence and count are written behind all else.
   if #waits == 0 then
@@ -502,9 +499,9 @@ local function step(first, record, body, place)
       dues[k + 1], dues[k + 2] = format('%d', due), id
     end
   end
-  if lies then
+  if liesEnd > 0 then
     local itsRank, byRank, itsEnd, byEnd = format('%d', rank), 'r' .. id, format('%d', ends == 0 and NEVER or ends - BELOW), 'e' .. id
-    for i = 1, #lies do
+    for i = 1, liesEnd do
       local list = ranks[lies[i]]
       if not list then
         list = {}
