@@ -60,18 +60,27 @@ func Goes(questions, steps, waiting int) bool {
 
 // UpdateTogether asks for these by one script, in this order.
 func (s *Store) UpdateTogether(writes ...store.Write) (results []store.Result, errs []error) {
-	steps := make([]*step, len(writes))
-	errs = make([]error, len(writes))
+	reserves := make([]store.Reserve, len(writes))
 	for i, w := range writes {
-		st := &step{id: hash(w.Key), epoch: w.Epoch, done: make(chan struct{}, 1)}
-		st.args, errs[i] = arguments(st.id, w, nil, 0)
+		reserves[i].Write = w
+	}
+	return s.ReserveTogether(reserves...)
+}
+
+// ReserveTogether is the same with probes.
+func (s *Store) ReserveTogether(reserves ...store.Reserve) (results []store.Result, errs []error) {
+	steps := make([]*step, len(reserves))
+	errs = make([]error, len(reserves))
+	for i, r := range reserves {
+		st := &step{id: hash(r.Write.Key), epoch: r.Write.Epoch, done: make(chan struct{}, 1)}
+		st.args, errs[i] = arguments(st.id, r.Write, r.Probes, 0)
 		steps[i] = st
 	}
 	s.link().writes.deliver(slices.Clone(steps))
 	for i, st := range steps {
 		var r store.Result
 		if errs[i] = cmp.Or(errs[i], st.outcome.err); errs[i] == nil {
-			r, errs[i] = s.result("update", st.outcome, writes[i], nil, 0)
+			r, errs[i] = s.result("update", st.outcome, reserves[i].Write, reserves[i].Probes, 0)
 		}
 		results = append(results, r)
 	}

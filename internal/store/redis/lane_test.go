@@ -6,6 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -225,4 +228,234 @@ func TestLeftBehind(t *testing.T) {
 		t.Error("nobody has left")
 	}
 	s.works(t, st)
+}
+
+// steps gives writes that get into each other's way: of few records, with few strings of marks.
+type steps struct {
+	random   *rand.Rand
+	versions map[string]uint64
+	last     store.Reserve
+}
+
+func (g *steps) next() store.Reserve {
+	n := g.random.IntN
+	if g.last.Write.Key != "" && n(10) == 0 {
+		return g.last // once more, with its nonce
+	}
+	key := fmt.Sprint("k", n(6))
+	r := store.Reserve{Write: store.Write{Epoch: costID.Epoch, Key: key, Expected: g.versions[key], Nonce: fmt.Sprint("nonce ", nonces.Add(1))}}
+	w := &r.Write
+	if n(8) == 0 {
+		w.Expected++
+	}
+	updates := n(2) == 0
+	for !updates && len(r.Probes) < 2 {
+		probe := store.Probe{String: fmt.Sprint("string ", n(12))}
+		if n(2) == 0 {
+			probe.Except = fmt.Sprint("tag ", n(2))
+		}
+		r.Probes = append(r.Probes, probe)
+	}
+	if updates && w.Expected > 0 && n(3) == 0 {
+		return r // it is removed
+	}
+	w.Record = &store.Record{Header: []byte(w.Nonce), Unsettled: n(2) == 0, Held: n(8) == 0}
+	if n(6) > 0 {
+		w.Record.Body = []byte("body of " + w.Nonce)
+	}
+	if n(6) > 0 {
+		w.Record.Due = time.Unix(2e9+int64(n(3)), 0)
+	}
+	if n(6) == 0 {
+		w.Meters = []store.MeterEntry{{Meter: fmt.Sprint("meter ", n(2)), Amount: fmt.Sprint(n(3)), Limit: "3"}}
+	}
+	if w.KeepMarks = updates && w.Expected > 0 && n(2) == 0; w.KeepMarks {
+		return r
+	}
+	for i := range 12 {
+		if n(4) == 0 {
+			m := store.Mark{String: fmt.Sprint("string ", i)}
+			if n(3) == 0 {
+				m.Tag = fmt.Sprint("tag ", n(2))
+			}
+			if n(8) == 0 {
+				m.Until = time.Unix(3e9, 0)
+			}
+			w.Marks = append(w.Marks, m)
+		}
+	}
+	return r
+}
+
+// all is what lies under each key of a namespace, but for what is kept of processes.
+func (s *server) all(t *testing.T, st *redis.Store) map[string]string {
+	t.Helper()
+	// A script tells all kinds as a flat list.
+	answer := s.do(t, "EVAL", `
+local commands = {string = {'MGET'}, hash = {'HGETALL'}, zset = {'ZRANGE', 0, -1, 'WITHSCORES'}}
+local all = {}
+for _, key in ipairs(redis.call('KEYS', ARGV[1] .. '*')) do
+  local command = commands[redis.call('TYPE', key).ok]
+  if key == ARGV[1] .. 'meta' then
+    command = {'HMGET', 'sequence'}
+  end
+  all[#all + 1] = {key, redis.call(command[1], key, unpack(command, 2))}
+end
+return all`, "0", st.Prefix())
+	keys, err := answer.ToArray()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]string{}
+	for _, key := range keys {
+		of, err := key.ToArray()
+		if err != nil {
+			t.Fatal(err)
+		}
+		name, err := of[0].ToString()
+		if err != nil {
+			t.Fatal(err)
+		}
+		parts, err := of[1].AsStrSlice()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var pairs []string
+		for pair := range slices.Chunk(parts, 2) {
+			pairs = append(pairs, fmt.Sprintf("%q", pair))
+		}
+		slices.Sort(pairs) // a hash has no order
+		all[strings.TrimPrefix(name, st.Prefix())] = strings.Join(pairs, "\n")
+	}
+	return all
+}
+
+// TestStepsOfOneScript: what steps of one script answer and leave behind is what they would
+// one after the other, each by a script of its own.
+func TestStepsOfOneScript(t *testing.T) {
+	s := newServer(t)
+	var stores [2]*redis.Store
+	for i, namespace := range []string{"alone", "together"} {
+		opts := s.options()
+		opts.Namespace = namespace
+		st, err := redis.OpenStanding(opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = st.Close() })
+		s.do(t, "SET", st.Prefix()+redis.TestClockKey, "1700000000 0")
+		if _, err := st.Initialise(background, costID); err != nil {
+			t.Fatal(err)
+		}
+		stores[i] = st
+	}
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	g := steps{random: rand.New(rand.NewPCG(seed, 0)), versions: map[string]uint64{}}
+	outcomes := map[store.Outcome]int{}
+	for range 150 {
+		var batch []store.Reserve
+		var want []store.Result
+		for range 1 + g.random.IntN(12) {
+			r := g.next()
+			var result store.Result
+			var err error
+			if r.Probes == nil {
+				result, err = stores[0].Update(background, r.Write)
+			} else {
+				result, err = stores[0].Reserve(background, r)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if result.Outcome == store.Written {
+				g.versions[r.Write.Key], g.last = result.Version, r
+			}
+			outcomes[result.Outcome]++
+			batch, want = append(batch, r), append(want, result)
+		}
+		results, errs := stores[1].ReserveTogether(batch...)
+		for i := range batch {
+			if errs[i] != nil || !reflect.DeepEqual(results[i], want[i]) {
+				t.Fatalf("step %d of %d: %+v\n%+v, %v, want\n%+v", i, len(batch), batch[i], results[i], errs[i], want[i])
+			}
+		}
+		alone, together := s.all(t, stores[0]), s.all(t, stores[1])
+		for name := range alone {
+			if together[name] != alone[name] {
+				t.Fatalf("%q is\n%q, want\n%q", name, together[name], alone[name])
+			}
+		}
+		if len(alone) != len(together) {
+			t.Fatalf("%d keys, want %d", len(together), len(alone))
+		}
+	}
+	for _, outcome := range []store.Outcome{store.Written, store.Mismatch, store.Blocked, store.OverLimit} {
+		if outcomes[outcome] == 0 {
+			t.Errorf("no step was answered with %v", outcome)
+		}
+	}
+	for _, st := range stores {
+		if err := st.Check(background); err != nil {
+			t.Errorf("check: %v", err)
+		}
+	}
+}
+
+// TestFirstWriteRefused: where the first of the writes that wait is refused, the steps that
+// they are of are told so, none of these is written, and the store goes on.
+func TestFirstWriteRefused(t *testing.T) {
+	s := newServer(t)
+	st := s.used(t)
+	crowd := ""
+	for i := 0; crowd == ""; i++ {
+		if name := fmt.Sprint("crowd", i); plainName.MatchString(redis.Hash(name)) {
+			crowd = name
+		}
+	}
+	for i := range 66 {
+		w := plain(fmt.Sprint("k", i), 0)
+		w.Marks = []store.Mark{{String: crowd}, {String: "others"}}
+		written(t, st, w)
+	}
+	// Of the sorted sets of marks one may be written, and the others be read.
+	s.do(t, "ACL", "SETUSER", "limited", "on", ">pw", "+@all", "%R~"+st.Prefix()+"*", "~"+st.Prefix()+"[^m]*",
+		"~"+st.Prefix()+"meta", "~"+st.Prefix()+"marks", "~"+st.Prefix()+"m"+redis.Hash(crowd))
+	limited := s.open(t, func(o *redis.Options) {
+		o.Credentials = func() (string, string, error) { return "limited", "pw", nil }
+	})
+	// The first one is held, and so does not wait.
+	first := plain("first", 0)
+	first.Marks = []store.Mark{{String: crowd}}
+	writes := []store.Write{first}
+	for i := range 3 {
+		w := plain(fmt.Sprint("new", i), 0)
+		w.Record, w.Meters, w.Marks = &store.Record{}, nil, []store.Mark{{String: "others"}}
+		writes = append(writes, w)
+	}
+	before, err := st.Standing(background)
+	if err != nil {
+		t.Fatal(err)
+	}
+	results, errs := limited.UpdateTogether(writes...)
+	if errs[0] != nil || results[0].Outcome != store.Written {
+		t.Errorf("%+v, %v", results[0], errs[0])
+	}
+	for i, w := range writes[1:] {
+		if err := errs[1+i]; !errors.Is(err, store.ErrUnavailable) || strings.Contains(err.Error(), "half") {
+			t.Errorf("%s: %+v, %v", w.Key, results[1+i], err)
+		}
+		if r, _, err := st.Get(background, w.Key); err != nil || r != nil {
+			t.Errorf("%s: %+v, %v", w.Key, r, err)
+		}
+	}
+	if after, err := st.Standing(background); err != nil || after.Sequence != before.Sequence+1 {
+		t.Errorf("%+v, %v, after %+v", after, err, before)
+	}
+	for _, w := range writes[1:] {
+		written(t, st, w)
+	}
+	if err := st.Check(background); err != nil {
+		t.Errorf("check: %v", err)
+	}
 }

@@ -411,13 +411,15 @@ func TestStepsWhereSlotMovesTo(t *testing.T) {
 	}
 }
 
+// plainName is a hash that stands for itself alone in a pattern.
+var plainName = regexp.MustCompile(`^[0-9A-Za-z\x80-\xff!#-&+-.:-@{-~]+$`)
+
 // TestHalfAStep: should a write of a step be refused after others were made, by rights here
 // that differ from key to key, then nothing is asked of the store any more.
 func TestHalfAStep(t *testing.T) {
 	s := newServer(t)
 	st := s.used(t)
 	// The record of one of those whose marks move to a sorted set may be read only.
-	plainName := regexp.MustCompile(`^[0-9A-Za-z\x80-\xff!#-&+-.:-@{-~]+$`)
 	last := ""
 	for i := 0; ; i++ {
 		if key := fmt.Sprint("last", i); plainName.MatchString(redis.Hash(key)) {

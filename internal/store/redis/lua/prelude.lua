@@ -1,8 +1,8 @@
 -- What all scripts share. A script checks everything first and then writes; what
 -- goes wrong in the first part is raised as an error, and nothing has been written.
 -- Every key is passed to a command of its type before the first write, so that no
--- write meets a key of another type, or one that is just moving to another node; or its
--- write is the first. So no write can fail once one was made (see write.lua).
+-- write meets a key of another type, or one that is just moving to another node. So no
+-- write can fail once one was made (see write.lua).
 --
 -- Lua numbers are doubles. Times stay below 2^53 until the year 2255, versions
 -- below 2^46 by check; decimals are computed in limbs.

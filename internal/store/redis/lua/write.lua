@@ -22,11 +22,11 @@ local NOTAG = '\0\0\0\0\0\0\0\0\0\0\0\0'
 -- COUNTED of what is packed, where the NUMBERS end. A record's value has three bytes for the
 -- length of its marks and its meter entries.
 local STEP, COUNTED, NUMBERS, MOSTBYTES = 6, 43, 46, 16777216
--- A number that is given to a command takes much less time as it is written so.
-local format = string.format
-local find, char = string.find, string.char
+-- A number that is given to a command takes much less time as format writes it.
+local format, find, char = string.format, string.find, string.char
 
--- split takes n values, each packed so, out of a string.
+-- split takes n values, each packed so, out of a string. How so many of them are packed is put
+-- together once.
 local HASHES, PLACES, TEXTS = 'c' .. HASH, '>I3', '>I4c0'
 local formats = {[HASHES] = {}, [PLACES] = {}, [TEXTS] = {}}
 local function split(as, n, packed, at)
@@ -84,16 +84,16 @@ local answer = {count, micros}
 -- The steps that wait, by their places in the answer and by their records; and sequence and
 -- count as they were before those.
 local waiting, waits, wasSequence, wasCount = {}, {}, 0, 0
--- What waits: members and scores of what is due, and of sorted sets of marks by their names;
--- strings of marks and their values, and the same as a table; commands that
--- few steps need; records and bodies with their keys.
+-- What waits: scores and members of what is due, and of sorted sets of marks by their names;
+-- strings of marks, each before its value, and the same by string; commands that few steps
+-- need; keys of records and bodies, each before its value.
 local dues, ranks, strings, told, rare, values = {}, {}, {}, {}, {}, {}
 -- Tables that each step uses again: strings and values as it is about to add them; the sorted
 -- sets of marks that it is put in, or moved in; and for each string whether it is in one.
 local own, lies, lieAt = {}, {}, {}
 -- Which sorted sets of marks are such, and are here; and whether what is due is. Which bodies
--- steps before have taken away. Whether any has written; whether what waits is just being
--- written; and what is said if that was done by half.
+-- steps before have taken away. Whether any has written; whether some of what is just being
+-- written is; and what is said if that stayed so.
 local sorted, dueIsHere, removed, wrote, begun, half = {}, false, {}, false, false, nil
 
 -- put writes a list by a command with that key, or with keys of the list's own.
@@ -143,7 +143,7 @@ local function flush()
     why = said(why)
     if begun then
       -- Half a step must not be taken for a whole one by whoever asks again.
-      half = 'HOLDFASTDAMAGED a step was written by half at ' .. string.format('%d', sequence) .. ': ' .. why
+      half = 'HOLDFASTDAMAGED a step was written by half at ' .. format('%d', sequence) .. ': ' .. why
       why = half
     else
       sequence, count = wasSequence, wasCount
@@ -159,11 +159,11 @@ local function flush()
   end
 end
 
--- slow makes the functions of marks, which read what is written. These strings have what was
--- told of them.
-local function slow(strings, have)
-  for i, string in ipairs(strings or {}) do
-    have[i] = told[string] or have[i]
+-- slow makes the functions of marks, which read what is written. What was told of the strings
+-- that are asked for is put among what they have.
+local function slow(asked, have)
+  for i, hash in ipairs(asked or {}) do
+    have[i] = told[hash] or have[i]
   end
   flush()
   return marking()
@@ -174,23 +174,21 @@ end
 -- written.
 local mayWrite, mayReplace = 0, 0
 
--- allowed finds out whether the user may write this record, and the sorted set of that name
--- if there is one.
+-- allowed finds out whether the user may write this record, anew or not, and the sorted set of
+-- that name if there is one.
 local function allowed(record, id, anew, name)
   local may = redis.acl_check_cmd
   local need, ranked = name and 2 or 1, name or KEYS[2]
-  local is = not may or may('MSET', record, '')
-  if is and mayWrite < need then
-    is = not may or may('SET', record, '') and may('HSET', KEYS[1], 'sequence', '0') and may('ZADD', ranked, '0', id)
+  if may and not (may('MSET', record, '')
+    and (mayWrite >= need or may('SET', record, '') and may('HSET', KEYS[1], 'sequence', '0') and may('ZADD', ranked, '0', id))
+    and (not anew or mayReplace >= need or may('DEL', record) and may('ZREM', ranked, id) and may('HDEL', KEYS[5], id))) then
+    refuse('NOPERM', 'the user may not use all of HSET, SET, MSET, ZADD, DEL, ZREM and HDEL')
+  end
+  if mayWrite < need then
     mayWrite = need
   end
-  if is and anew and mayReplace < need then
-    is = not may or may('DEL', record) and may('ZREM', ranked, id) and may('HDEL', KEYS[5], id)
+  if anew and mayReplace < need then
     mayReplace = need
-  end
-  if not is then
-    mayWrite, mayReplace = 0, 0
-    refuse('NOPERM', 'the user may not use all of HSET, SET, MSET, ZADD, DEL, ZREM and HDEL')
   end
 end
 
@@ -361,21 +359,24 @@ local function step(first, record, body, place)
 
   local newVersion = sequence + 1
   local rank = flags % OWNENDS >= NOTSETTLED and newVersion + UNSETTLED or newVersion
-  -- Where it has marks in sorted sets. Of those that come first none has a tag.
+  -- The sorted sets with marks that it keeps. The k-th of its marks begins at an offset; of
+  -- those that come first none has a tag.
   local liesEnd = 0
   local i = known and find(many, '\1', 1, true)
-  local k, at = math.min(plain, i and i - 1 or 0), 1
-  at = at + k * (1 + HASH)
-  while i do
-    while k < i - 1 do
-      k, at = k + 1, at + (byte(marks, at) % 2 == 1 and 1 + 2 * HASH or 1 + HASH)
+  if i then
+    local k = math.min(i, plain + 1)
+    local at = 1 + (k - 1) * (1 + HASH)
+    while i do
+      while k < i do
+        k, at = k + 1, at + (byte(marks, at) % 2 == 1 and 1 + 2 * HASH or 1 + HASH)
+      end
+      liesEnd = liesEnd + 1
+      lies[liesEnd] = P .. 'm' .. sub(marks, at + 1, at + (byte(marks, at) % 2 == 1 and 2 * HASH or HASH))
+      isHere(lies[liesEnd])
+      i = find(many, '\1', i + 1, true)
     end
-    local name = P .. 'm' .. sub(marks, at + 1, at + (byte(marks, at) % 2 == 1 and 2 * HASH or HASH))
-    isHere(name)
-    liesEnd = liesEnd + 1
-    lies[liesEnd] = name
-    i = find(many, '\1', i + 1, true)
   end
+
   -- The strings with marks; and what each is to have if nobody else has marks of it, but for the
   -- first ones, which are to have this record's without a tag.
   local which, alone, all, had
@@ -415,8 +416,8 @@ local function step(first, record, body, place)
     end
   end
 
-  -- What becomes of values of strings: what is new; what is removed, and marks that are moved,
-  -- which is not plain.
+  -- What becomes of the values of strings: mostly they are new, or get one mark more; or the
+  -- mark is put in a sorted set. All else is for change.
   local last, lying, set, gone, moves, lie, change = 0, false, nil, nil, nil, nil, nil
   for i = 1, all do
     local at = which[i]
