@@ -14,6 +14,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"math"
 	"net"
@@ -92,9 +93,9 @@ type target struct {
 	keep int64
 }
 
-// send makes the attempt. It ends at the latest after timeout and at the deadline.
+// send makes the attempt. It ends at the latest after timeout and at the deadline, and by nothing else.
 func (s *sender) send(ctx context.Context, t target, timeout time.Duration, end deadline) (x exchange) {
-	ctx, cancel := context.WithTimeout(ctx, min(timeout, end.Left()))
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(timeout, end.Left()))
 	defer cancel()
 
 	req := &http.Request{Method: t.method, URL: t.url, Host: t.url.Host, Header: t.header}
@@ -137,11 +138,13 @@ func inTime(ctx context.Context, err error) error {
 
 // exchange writes the request and reads the answer. Then the connection is kept or closed.
 func (s *sender) exchange(ctx context.Context, c *connection, to destination, req *http.Request, raw []byte, keep int64) (x exchange) {
-	// At the deadline the connection is closed under whoever reads or writes it.
-	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+	c.closeAt(ctx)
 	good := false
 	defer func() {
-		open := stop()
+		open := c.ends.Stop()
+		if !open {
+			<-ctx.Done() // it is due at the same moment, and whoever asks is to see that it was the deadline
+		}
 		x.sent, x.late = c.sent.Load(), c.late.Load()
 		if good && open && !x.late {
 			s.kept.put(to, c)
@@ -280,15 +283,17 @@ func (s *sender) readBody(body io.Reader, keep int64) (*answer, error) {
 		s.memory.give(taken)
 		taken = 0
 	}
-	digest := sha256.New()
+	// What is kept whole is hashed at its end, all at once.
+	var digest hash.Hash
 	buffer := pieces.Get().(*[32 << 10]byte)
 	defer pieces.Put(buffer)
 	piece := buffer[:]
 	for {
 		n, err := body.Read(piece)
-		digest.Write(piece[:n])
 		a.size += int64(n)
-		if !a.cut {
+		if a.cut {
+			digest.Write(piece[:n])
+		} else {
 			a.body = append(a.body, piece[:n]...)
 			for over := int64(len(a.body)) - keep; over > taken && !a.cut; {
 				if int64(len(a.body)) <= s.maxAnswer && s.memory.take(1<<20) {
@@ -298,18 +303,32 @@ func (s *sender) readBody(body io.Reader, keep int64) (*answer, error) {
 				a.cut = true
 			}
 			if a.cut {
+				digest = sha256.New()
+				digest.Write(a.body)
 				a.body = bytes.Clone(a.body[:keep])
 				a.release()
 			}
 		}
 		if errors.Is(err, io.EOF) {
-			a.digest = "sha256:" + hex.EncodeToString(digest.Sum(nil))
+			if a.cut {
+				a.digest = digestText([sha256.Size]byte(digest.Sum(nil)))
+			} else {
+				a.digest = digestText(sha256.Sum256(a.body))
+			}
 			return a, nil
 		}
 		if err != nil {
 			return a, err
 		}
 	}
+}
+
+// digestText is a digest as records keep it.
+func digestText(sum [sha256.Size]byte) string {
+	const algorithm = "sha256:"
+	var text [len(algorithm) + 2*sha256.Size]byte
+	hex.Encode(text[copy(text[:], algorithm):], sum[:])
+	return string(text[:])
 }
 
 func hostport(u *url.URL) string {

@@ -45,6 +45,21 @@ type connection struct {
 	to      netip.AddrPort
 	dialled time.Time
 	idle    time.Time
+	// ends closes the connection at the end of the attempt that it carries.
+	ends *time.Timer
+}
+
+// closeAt has the connection closed, under whoever reads or writes it, when ctx ends, which has a
+// deadline and ends by nothing else. A timer of its own costs each attempt far less than
+// context.AfterFunc. Once it cannot be stopped any more the connection is never kept.
+func (c *connection) closeAt(ctx context.Context) {
+	at, _ := ctx.Deadline()
+	left := time.Until(at)
+	if c.ends == nil {
+		c.ends = time.AfterFunc(left, func() { _ = c.Close() })
+		return
+	}
+	c.ends.Reset(left)
 }
 
 // over says that more time has gone by, on either clock: the monotonic one stands while

@@ -178,14 +178,16 @@ func Fingerprint(r Request, v Volatile) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	// Most calls are short: their texts need no memory of their own.
+	var short, shorter [1024]byte
 	kind, body := r.Body.kind, r.Body.bytes
 	switch kind {
 	case "":
 		kind = bodyNone
 	case bodyJSON, bodyForm:
-		body = Canonical(tree.apply(r.Body.value))
+		body = appendCanonical(shorter[:0], tree.apply(r.Body.value))
 	}
-	h := make(parts, 0, 128+len(r.Suffix)+len(body))
+	h := parts(short[:0])
 	h = h.add("holdfast.dev/fingerprint/v1").add(r.Method).add(r.Suffix)
 	h = h.add(strconv.Itoa(len(r.Query)))
 	for _, key := range sortedKeys(r.Query) {
@@ -196,7 +198,10 @@ func Fingerprint(r Request, v Volatile) (string, error) {
 	}
 	h = append(h.add(kind).length(len(body)), body...)
 	sum := sha256.Sum256(h)
-	return "sha256:" + hex.EncodeToString(sum[:]), nil
+	const algorithm = "sha256:"
+	var text [len(algorithm) + 2*sha256.Size]byte
+	hex.Encode(text[copy(text[:], algorithm):], sum[:])
+	return string(text[:]), nil
 }
 
 // parts is a list of texts, each with its length before it.

@@ -24,7 +24,7 @@ func ParseJSON(body []byte) (any, error) {
 	if !utf8.Valid(body) {
 		return nil, invalid("body", "is not valid UTF-8: send UTF-8")
 	}
-	r := jsonReader{in: body}
+	r := jsonReader{in: body, text: string(body)}
 	r.space()
 	v, err := r.value(0)
 	if err != nil {
@@ -40,7 +40,9 @@ func ParseJSON(body []byte) (any, error) {
 // jsonReader reads in from at on. It only ever moves forward.
 type jsonReader struct {
 	in []byte
-	at int
+	// text is in once more, of which strings without escapes are parts.
+	text string
+	at   int
 }
 
 func (r *jsonReader) fail(format string, args ...any) error {
@@ -110,7 +112,7 @@ func (r *jsonReader) number() (any, error) {
 	if length > maxNumberText {
 		return nil, r.fail("a number is written with more than %d bytes: shorten it, or send it as a string", maxNumberText)
 	}
-	n, err := makeNumber(string(r.in[r.at : r.at+length]))
+	n, err := makeNumber(r.text[r.at : r.at+length])
 	if err != nil {
 		return nil, r.fail("%v", err)
 	}
@@ -187,6 +189,10 @@ func (r *jsonReader) str() (string, error) {
 	start := r.at
 	for r.at < len(r.in) && r.in[r.at] != '"' && r.in[r.at] != '\\' && r.in[r.at] >= 0x20 {
 		r.at++
+	}
+	if r.at < len(r.in) && r.in[r.at] == '"' {
+		r.at++
+		return r.text[start : r.at-1], nil
 	}
 	out := r.in[start:r.at:r.at] // the first append copies
 	for r.at < len(r.in) {
