@@ -154,7 +154,9 @@ func New(st store.Store, id store.Identity, o Options) *Engine {
 		o.Nonce = func() string {
 			var b [16]byte
 			_, _ = rand.Read(b[:]) // never fails (crypto/rand)
-			return hex.EncodeToString(b[:])
+			var digits [2 * len(b)]byte
+			hex.Encode(digits[:], b[:])
+			return string(digits[:])
 		}
 	}
 	if o.Random == nil {

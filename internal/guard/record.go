@@ -262,7 +262,10 @@ func providerKey(domain string, k Key, generation int) string {
 		b = append(binary.BigEndian.AppendUint64(b, uint64(len(p))), p...)
 	}
 	sum := sha256.Sum256(b)
-	return "hf_" + hex.EncodeToString(sum[:24])
+	const prefix, kept = "hf_", 24
+	var key [len(prefix) + 2*kept]byte
+	hex.Encode(key[copy(key[:], prefix):], sum[:kept])
+	return string(key[:])
 }
 
 func (r *record) id() Key {

@@ -111,18 +111,19 @@ func isRegistered(e store.MeterEntry) bool { return strings.HasPrefix(e.Meter, e
 // any more. A process of an earlier version may have sent it and left it in there: so it leaves
 // once more wherever it stays for long.
 func (p *pending) registeredMeters() []store.MeterEntry {
-	to := p.to
-	m := store.MeterEntry{Meter: registeredMeter(to.Policy.Budget, to.Caller)}
+	to, budget := p.to, p.to.Policy.Budget
+	var m store.MeterEntry
 	switch {
 	case to.State == Registered:
 		m.Amount, m.Limit = "1", limitText(to.Policy.MaxRegisteredPerCaller, p.from == nil)
 	case p.from == nil:
 		return nil
 	case p.from.State == Registered:
-		m.Meter = registeredMeter(p.from.Policy.Budget, to.Caller)
+		budget = p.from.Policy.Budget
 	case to.Registration == nil || to.State != Held && !to.State.Settled():
 		return nil
 	}
+	m.Meter = registeredMeter(budget, to.Caller)
 	return []store.MeterEntry{m}
 }
 
