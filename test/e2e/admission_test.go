@@ -235,7 +235,7 @@ var _ = Describe("Two people at one hold", func() {
 			Expect(w.charged(ctx, fmt.Sprint(i))).To(Equal(charged))
 		}
 		AddReportEntry("wins", fmt.Sprintf("of %d: %v", rounds, wins))
-	}, NodeTimeout(4*time.Minute))
+	}, NodeTimeout(10*time.Minute))
 })
 
 // tryResolveAs is a person's patch, without the time that kubectl takes to start.

@@ -11,6 +11,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -166,16 +167,23 @@ var _ = Describe("Retry budgets", func() {
 				ended <- w.comeBack(ctx, c, &refused)
 			}()
 		}
-		// Each has been tried once, and some again.
+		// Each has been tried once, and some again. It is looked at side by side: meanwhile they are tried on, and none is
+		// to have had all its attempts when the upstream is back.
 		attempts := func() int {
-			total := 0
-			for n := range calls {
-				doc, err := w.tryPoll(ctx, charge, fmt.Sprint("k", n), "")
-				if err == nil {
-					total += len(doc.Attempts)
-				}
+			var total atomic.Int64
+			var looking sync.WaitGroup
+			for at := range inFlight {
+				looking.Go(func() {
+					for n := at; n < calls; n += inFlight {
+						doc, err := w.tryPoll(ctx, charge, fmt.Sprint("k", n), "")
+						if err == nil {
+							total.Add(int64(len(doc.Attempts)))
+						}
+					}
+				})
 			}
-			return total
+			looking.Wait()
+			return int(total.Load())
 		}
 		Eventually(attempts).WithContext(ctx).Should(BeNumerically(">=", calls+20))
 		Eventually(refused.Load).WithContext(ctx).Should(BeNumerically(">=", calls))
