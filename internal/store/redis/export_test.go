@@ -51,10 +51,10 @@ return {add(ARGV[3], ARGV[4]), d or '', c < 0 and '-1' or c > 0 and '1' or '0'}
 `}, "")
 }
 
-// Goes says whether steps that wait are sent while so many questions with so many steps are
-// on their way.
-func Goes(questions, steps, waiting int) bool {
-	n := lane{under: questions, steps: steps, waiting: make([]*step, waiting)}
+// Goes says whether steps that wait are sent while there are so many questions, some of which
+// have taken their steps.
+func Goes(questions, taken, waiting int) bool {
+	n := lane{under: questions, taken: taken, waiting: make([]*step, waiting)}
 	return n.goes()
 }
 

@@ -3,9 +3,9 @@ package redis
 // How steps travel: Reserves and Updates, and Gets, that come while the server is busy with
 // others of their kind are asked for together, by one script. What each question costs the
 // server and this process besides the step itself is then paid once for all of them. One
-// that comes alone goes at once, and so does a second question with half as many steps as the
-// first: with one at a time, the server would wait for this process after each answer, and
-// all callers for the server meanwhile.
+// that comes alone goes at once. Others wait for its answer, because the more go together the
+// less each costs; but a second question goes while the first is on its way if it is full, and
+// cannot become any cheaper.
 //
 // A caller waits no longer than it allows. Until its step goes, that is twice patience at
 // most; from then on it waits for the whole script, so that a step which takes the server
@@ -35,8 +35,6 @@ const (
 	// others wait for the server.
 	mostTogether = 32
 	mostBytes    = 256 << 10
-	// few are too few for a second question, however few are on their way.
-	few = 4
 	// patience is how long steps wait for those before them to be answered, or up to twice
 	// as long. Then they go behind them on the same connection.
 	patience = 5 * time.Millisecond
@@ -85,9 +83,9 @@ type lane struct {
 
 	mu      sync.Mutex
 	waiting []*step
-	// under is how many questions are on their way, with so many steps; sent is how many
-	// questions there have been.
-	under, steps, sent int
+	// under is how many questions are on their way or about to go, and taken how many of these
+	// have their steps; sent is how many questions there have been.
+	under, taken, sent int
 	// impatient runs while armed: since so many questions had been sent.
 	impatient *time.Timer
 	armed     bool
@@ -163,7 +161,7 @@ func (n *lane) leave(st *step) bool {
 // goes says whether what waits need not wait any longer. The first question may not have
 // taken yet what goes with it: then this does, too. The lock is held.
 func (n *lane) goes() bool {
-	return n.under == 0 || n.under == 1 && n.steps > 0 && len(n.waiting) >= max(few, (n.steps+1)/2)
+	return n.under == 0 || n.under == 1 && n.taken > 0 && len(n.waiting) >= mostTogether
 }
 
 // arm lets patience begin. The lock is held.
@@ -203,11 +201,11 @@ func (n *lane) carry() {
 			return
 		}
 		n.sent++
-		n.steps += len(steps)
+		n.taken++
 		n.mu.Unlock()
 		n.deliver(steps)
 		n.mu.Lock()
-		n.steps -= len(steps)
+		n.taken--
 		n.under--
 		// What comes while others are on their way goes together.
 		goes := n.goes()

@@ -19,20 +19,17 @@ import (
 	"github.com/holdfast-dev/holdfast/internal/store/redis"
 )
 
-// TestSecondQuestion: a second question goes once it has half as many steps as the first, and
-// a third one waits.
+// TestSecondQuestion: a second question goes once it is full, and a third one waits.
 func TestSecondQuestion(t *testing.T) {
 	for _, row := range []struct {
-		questions, steps, waiting int
+		questions, taken, waiting int
 		goes                      bool
 	}{
 		{0, 0, 1, true},
-		{1, 0, 20, false}, {1, 1, 1, false}, {1, 1, 3, false}, {1, 1, 4, true},
-		{1, 8, 3, false}, {1, 8, 4, true},
-		{1, 32, 15, false}, {1, 32, 16, true}, {1, 31, 15, false}, {1, 31, 16, true},
-		{2, 48, 32, false}, {3, 1, 32, false},
+		{1, 0, 40, false}, {1, 1, 1, false}, {1, 1, 31, false}, {1, 1, 32, true}, {1, 1, 40, true},
+		{2, 1, 40, false}, {2, 2, 40, false}, {3, 1, 40, false},
 	} {
-		if goes := redis.Goes(row.questions, row.steps, row.waiting); goes != row.goes {
+		if goes := redis.Goes(row.questions, row.taken, row.waiting); goes != row.goes {
 			t.Errorf("%+v: %t", row, goes)
 		}
 	}
