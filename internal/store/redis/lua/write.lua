@@ -24,6 +24,7 @@ local NOTAG = '\0\0\0\0\0\0\0\0\0\0\0\0'
 local STEP, COUNTED, NUMBERS, MOSTBYTES = 6, 43, 46, 16777216
 -- A number that is given to a command takes much less time as format writes it.
 local format, find, char = string.format, string.find, string.char
+local never = format('%d', NEVER)
 
 -- split takes n values, each packed so, out of a string. How so many of them are packed is put
 -- together once.
@@ -501,7 +502,8 @@ local function step(first, record, body, place)
     end
   end
   if liesEnd > 0 then
-    local itsRank, byRank, itsEnd, byEnd = format('%d', rank), 'r' .. id, format('%d', ends == 0 and NEVER or ends - BELOW), 'e' .. id
+    local itsRank, byRank, byEnd = format('%d', rank), 'r' .. id, 'e' .. id
+    local itsEnd = ends == 0 and never or format('%d', ends - BELOW)
     for i = 1, liesEnd do
       local list = ranks[lies[i]]
       if not list then
