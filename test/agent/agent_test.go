@@ -82,11 +82,14 @@ func (g *gateway) options(t *testing.T) Options {
 	}
 }
 
+// patience bounds every wait.
+const patience = 30 * time.Second
+
 func ran(t *testing.T, o Options) Report {
 	t.Helper()
 	a, err := New(o)
 	NewWithT(t).Expect(err).NotTo(HaveOccurred())
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	a.Run(ctx)
 	return a.Report()
@@ -198,10 +201,10 @@ func TestTheAuthorityIsReadAnew(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	done := make(chan struct{})
 	go func() { a.Run(t.Context()); close(done) }()
-	g.Eventually(func() int { return a.Report().ConnectionErrors["other"] }).Should(BeNumerically(">=", 1))
+	g.Eventually(func() int { return a.Report().ConnectionErrors["other"] }).WithTimeout(patience).Should(BeNumerically(">=", 1))
 	g.Expect(gw.seen()).To(BeEmpty())
 	g.Expect(os.WriteFile(o.CAFile, ours, 0o600)).To(Succeed())
-	g.Eventually(done).WithTimeout(10 * time.Second).Should(BeClosed())
+	g.Eventually(done).WithTimeout(patience).Should(BeClosed())
 	g.Expect(a.Report().Ends).To(Equal(map[string]int{Paid: 1}))
 }
 
@@ -255,7 +258,7 @@ func TestEachConnectionErrorIsCounted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go a.Run(ctx)
-	g.Eventually(func() int { return a.Report().ConnectionErrors["refused"] }).Should(BeNumerically(">=", 2))
+	g.Eventually(func() int { return a.Report().ConnectionErrors["refused"] }).WithTimeout(patience).Should(BeNumerically(">=", 2))
 	g.Expect(a.Report().Open).To(Equal(1))
 }
 
@@ -283,13 +286,13 @@ func TestItStopsWhenItIsTold(t *testing.T) {
 		g.Expect(json.NewDecoder(answer.Body).Decode(&r)).To(Succeed())
 		return r
 	}
-	g.Eventually(func() int { return ask("/progress").Orders }).Should(Equal(4))
+	g.Eventually(func() int { return ask("/progress").Orders }).WithTimeout(patience).Should(Equal(4))
 	answer, err := http.Post(control.URL+"/stop", "", nil)
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(answer.Body.Close()).To(Succeed())
 	g.Expect(ask("/progress")).To(And(HaveField("Done", false), HaveField("Open", 1), HaveField("Intents", BeEmpty())))
 	close(goOn)
-	g.Eventually(done).Should(BeClosed())
+	g.Eventually(done).WithTimeout(patience).Should(BeClosed())
 	g.Expect(ask("/report")).To(And(HaveField("Done", true), HaveField("Open", 0), HaveField("Orders", 4), HaveField("Intents", HaveLen(4))))
 }
 
