@@ -200,7 +200,7 @@ func TestCollectingIsPaced(t *testing.T) {
 // finds its record.
 func TestSettledIntentsAreCollected(t *testing.T) {
 	w := newWorld(t)
-	p := startAs(t, operatorUser, Options{DataDir: t.TempDir(), Controllers: true, Gateway: true, GatewayName: "both", CollectAfter: 2 * time.Second})
+	p := startAs(t, operatorUser, Options{DataDir: t.TempDir(), Controllers: true, Gateway: true, GatewayName: "both", CollectAfter: 5 * time.Second})
 	w.ready()
 	w.account()
 	make := func(name, id, order string) *v1alpha1.PaymentIntent {

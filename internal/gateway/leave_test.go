@@ -19,6 +19,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/holdfast-dev/holdfast/internal/guard"
 	"github.com/holdfast-dev/holdfast/internal/metrics"
@@ -47,19 +48,23 @@ func (c *oneOf) Close() error {
 }
 
 func (s *service) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	// It counts from when it is known where it leads, so that none is overlooked.
+	s.mu.Lock()
 	address := *s.to.Load()
+	s.open[address]++
+	s.mu.Unlock()
+	ended := func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.open[address]--
+	}
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", address)
 	if err != nil {
+		ended()
 		return nil, err
 	}
-	count := func(n int) {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.open[address] += n
-	}
-	count(1)
-	return &oneOf{Conn: conn, close: func() { count(-1) }}, nil
+	return &oneOf{Conn: conn, close: ended}, nil
 }
 
 func (s *service) connections(address string) int {
@@ -123,7 +128,9 @@ func newSuccession(t *testing.T) *succession {
 	next := setUp(t, overTLS(t, certFile, keyFile, &s.young))
 	next.engines.Put(namespace, "payments", s.r.engine)
 	next.upstream = s.r.upstream
-	next.tool("charge", "/charges", nil)
+	for _, r := range []*rig{s.r, next} {
+		r.tool("charge", "/charges", timeout(time.Minute)) // until a hundred are connected
+	}
 	s.behind.to.Store(&s.old)
 	return s
 }
