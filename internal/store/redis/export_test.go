@@ -67,20 +67,24 @@ func (s *Store) UpdateTogether(writes ...store.Write) (results []store.Result, e
 	return s.ReserveTogether(reserves...)
 }
 
-// ReserveTogether is the same with probes.
+// ReserveTogether is the same with probes, and with what they pass over.
 func (s *Store) ReserveTogether(reserves ...store.Reserve) (results []store.Result, errs []error) {
 	steps := make([]*step, len(reserves))
+	highest := make([]uint64, len(reserves))
 	errs = make([]error, len(reserves))
 	for i, r := range reserves {
 		st := &step{id: hash(r.Write.Key), epoch: r.Write.Epoch, done: make(chan struct{}, 1)}
-		st.args, errs[i] = arguments(st.id, r.Write, r.Probes, 0)
+		var err error
+		highest[i], errs[i] = covered(r.PassedOver)
+		st.args, err = arguments(st.id, r.Write, r.Probes, highest[i])
+		errs[i] = cmp.Or(errs[i], err)
 		steps[i] = st
 	}
 	s.link().writes.deliver(slices.Clone(steps))
 	for i, st := range steps {
 		var r store.Result
 		if errs[i] = cmp.Or(errs[i], st.outcome.err); errs[i] == nil {
-			r, errs[i] = s.result("update", st.outcome, reserves[i].Write, reserves[i].Probes, 0)
+			r, errs[i] = s.result("update", st.outcome, reserves[i].Write, reserves[i].Probes, highest[i])
 		}
 		results = append(results, r)
 	}

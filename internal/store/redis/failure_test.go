@@ -416,7 +416,7 @@ func TestRights(t *testing.T) {
 	if r, err := limited.Update(background, plain("present", version())); err != nil || r.Outcome != store.Written {
 		t.Fatalf("with all rights: %+v, %v", r, err)
 	}
-	for _, right := range []string{"hset", "set", "zadd", "zrem", "hdel", "del", "hmget", "get", "time", "evalsha"} {
+	for _, right := range []string{"hset", "set", "mset", "zadd", "zrem", "hdel", "del", "hmget", "get", "time", "evalsha"} {
 		grant("-"+right, "-eval")
 		before := s.digest(t)
 		w := plain("present", version())

@@ -133,13 +133,16 @@ local function said(err)
   return type(err) == 'table' and err.err or tostring(err)
 end
 
--- flush writes all that waits.
-local function flush()
+-- flush writes all that waits; or takes it back, if it is told why not to write it.
+local function flush(whyNot)
   if #waits == 0 then
     return
   end
   begun = false
-  local ok, why = pcall(writeAll)
+  local ok, why = not whyNot, whyNot
+  if ok then
+    ok, why = pcall(writeAll)
+  end
   if not ok then
     why = said(why)
     if begun then
@@ -582,6 +585,10 @@ for i = 6, #KEYS, 2 do
   local place, ok, result = i / 2, not half, half
   if ok then
     ok, result = pcall(step, first, KEYS[i], KEYS[i + 1], place)
+  end
+  if not ok and waits[#waits] == place then
+    -- Of this step only a part waits, which nobody could tell from the others'.
+    pcall(flush, said(result))
   end
   answer[place] = ok and result or {err = said(result)}
   first = first + STEP + 3 * unpackFrom('>I4', ARGV[first + 5], COUNTED)
