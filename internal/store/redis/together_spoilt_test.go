@@ -121,7 +121,11 @@ func togetherWhereSpoilt(g *together, seed uint64, few, steps int) {
 			}
 		default:
 			var names []string
-			for _, name := range append(g.names(), "due", "held", "sums", "marks", "due", "held", "sums", "marks", "r"+redis.Hash(g.key())) {
+			all := append(g.names(), "due", "held", "sums", "marks", "r"+redis.Hash(g.key()))
+			if of := "m" + redis.Hash(common); slices.Contains(all, of) {
+				all = append(all, slices.Repeat([]string{of}, 8)...)
+			}
+			for _, name := range all {
 				// A body may be of any type as long as nobody reads it.
 				if name != "meta" && name != redis.TestClockKey && (name[0] != 'b' || len(name) != 13) {
 					names = append(names, name)

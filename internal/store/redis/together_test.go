@@ -125,6 +125,9 @@ func (g *together) mark() string {
 // fresh is a string that only the last steps may have: mostly one of the same script.
 func (g *together) fresh() string { return fmt.Sprint("fresh ", (g.nonce-g.IntN(6))/6) }
 
+// common is a string that only has marks without a tag.
+const common = "common"
+
 func (g *together) tag() string { return []string{"", "", "x", "y"}[g.IntN(4)] }
 
 // draw is a step, which is thought to be made.
@@ -195,8 +198,11 @@ func (g *together) draw() store.Reserve {
 		}
 		r.Probes = append(r.Probes, p)
 	}
-	if len(r.Probes) > 0 && g.chance(25) {
+	if !w.KeepMarks && g.chance(30) {
 		w.Marks = append(w.Marks, store.Mark{String: g.fresh(), Tag: g.tag()})
+	}
+	if !w.KeepMarks && g.chance(30) {
+		w.Marks = append(w.Marks, store.Mark{String: common})
 	}
 	for len(r.Probes) > 0 && len(g.watermarks) > 0 && g.chance(50) {
 		late := g.watermarks[max(0, len(g.watermarks)-1-g.IntN(6)):]
@@ -419,9 +425,10 @@ func togetherWithFailures(g *together, seed uint64, steps int) int {
 			batch = append(batch, g.draw())
 		}
 		made += len(batch)
-		fails := g.chance(70)
+		fails, mayHalf := g.chance(70), false
 		switch {
 		case fails && halves && made > steps/4:
+			mayHalf = true
 			g.set(redis.TestFailKey, fmt.Sprint("write ", 1+g.IntN(3*len(batch))))
 		case fails && g.chance(15):
 			g.set(redis.TestFailKey, fmt.Sprint("pack ", 1+g.IntN(len(batch))))
@@ -443,6 +450,9 @@ func togetherWithFailures(g *together, seed uint64, steps int) int {
 					t.Fatalf("seed %d, after %d steps: step %d of\n%s", seed, made, i, describeAll(batch, results, errs))
 				}
 			}
+		}
+		if half && !mayHalf {
+			t.Fatalf("seed %d, after %d steps: half of\n%s", seed, made, describeAll(batch, results, errs))
 		}
 		if half {
 			// All is refused from now on.
