@@ -133,7 +133,7 @@ func stuck(t testing.TB, s *postgres.Store, server *server, schema, key string, 
 // Those that do not overlap pass one that stands still; those that do wait for it.
 func TestWhoWaits(t *testing.T) {
 	server, schema := sharedServer(t), newSchema()
-	s := open(t, postgres.Options{DSN: server.dsn("postgres"), Schema: schema, Timeout: patience})
+	s := open(t, postgres.Options{DSN: server.patient(), Schema: schema, Timeout: patience})
 	initialise(t, s)
 	c := server.admin(t, "postgres")
 
@@ -142,7 +142,7 @@ func TestWhoWaits(t *testing.T) {
 		lane(t, server, schema, "is "+ancestor, laneProbe)
 		lane(t, server, schema, "under "+ancestor, laneMark)
 	}
-	s = open(t, postgres.Options{DSN: server.dsn("postgres"), Schema: schema, Timeout: patience})
+	s = open(t, postgres.Options{DSN: server.patient(), Schema: schema, Timeout: patience})
 
 	done, letGo := stuck(t, s, server, schema, "first", "customer/c1/order/9", "lineage/1/call-1")
 	for i, paths := range [][]string{
@@ -273,7 +273,7 @@ func TestLanes(t *testing.T) {
 	server := sharedServer(t)
 	for has, lanes := range map[string]string{"": "", "mark": laneMark, "probe": laneProbe, "tag t": "tag t", "tag u": "tag u"} {
 		schema := newSchema()
-		options := postgres.Options{DSN: server.dsn("postgres"), Schema: schema, Timeout: patience}
+		options := postgres.Options{DSN: server.patient(), Schema: schema, Timeout: patience}
 		s := open(t, options)
 		initialise(t, s)
 		meter := []store.MeterEntry{{Meter: "m", Amount: "1"}}
@@ -345,7 +345,7 @@ func TestLaneTakenAway(t *testing.T) {
 	for _, change := range []string{"given to u", "gone, and made anew for u"} {
 		t.Run(change, func(t *testing.T) {
 			server, schema := sharedServer(t), newSchema()
-			options := postgres.Options{DSN: server.dsn("postgres"), Schema: schema, Timeout: patience}
+			options := postgres.Options{DSN: server.patient(), Schema: schema, Timeout: patience}
 			initialise(t, open(t, options))
 			lane(t, server, schema, "s", "tag t")
 			old := open(t, options)
@@ -398,7 +398,7 @@ func TestLaneTakenAway(t *testing.T) {
 func TestLanesRace(t *testing.T) {
 	const workers, each = 32, 150
 	server, schema := newServer(t, "fsync=off"), newSchema()
-	options := postgres.Options{DSN: server.dsn("postgres"), Schema: schema, MaxConns: workers, Timeout: patience}
+	options := postgres.Options{DSN: server.patient(), Schema: schema, MaxConns: workers, Timeout: patience}
 	stores := []*postgres.Store{open(t, options), open(t, options)}
 	initialise(t, stores[0])
 	seed := rand.Uint64()
@@ -509,7 +509,7 @@ func TestLanesRace(t *testing.T) {
 func TestNoDeadlocks(t *testing.T) {
 	const workers, operations = 40, 10_000
 	server, schema := newServer(t, "fsync=off"), newSchema()
-	options := postgres.Options{DSN: server.dsn("postgres"), Schema: schema, MaxConns: workers / 2, Timeout: patience}
+	options := postgres.Options{DSN: server.patient(), Schema: schema, MaxConns: workers / 2, Timeout: patience}
 	stores := []*postgres.Store{open(t, options), open(t, options)}
 	initialise(t, stores[0])
 	seed := rand.Uint64()

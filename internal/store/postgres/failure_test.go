@@ -288,7 +288,7 @@ func TestServerErrors(t *testing.T) {
 func TestSlow(t *testing.T) {
 	server, schema := sharedServer(t), newSchema()
 	s := open(t, postgres.Options{DSN: server.dsn("postgres"), Schema: schema, Timeout: time.Second})
-	patient := open(t, postgres.Options{DSN: server.dsn("postgres"), Schema: schema, Timeout: patience})
+	patient := open(t, postgres.Options{DSN: server.patient(), Schema: schema, Timeout: patience})
 	initialise(t, s)
 	done, letGo := stuck(t, patient, server, schema, "first", "customer/c1/order/9")
 	for _, paths := range [][]string{{"customer/c1"}, {"customer/c0", "customer/c1/order/9"}, {"customer/c1/order/9/item"}} {

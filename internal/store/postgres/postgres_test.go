@@ -19,7 +19,7 @@ import (
 func newHarness(t testing.TB, ownClock bool) storetest.Harness {
 	t.Helper()
 	server, schema := sharedServer(t), newSchema()
-	options := postgres.Options{DSN: server.dsn("postgres"), Schema: schema, Timeout: 30 * time.Second}
+	options := postgres.Options{DSN: server.patient(), Schema: schema, Timeout: 30 * time.Second}
 	now := open(t, options)
 	// The first question makes the schema.
 	if _, err := now.Standing(context.Background()); err != nil {

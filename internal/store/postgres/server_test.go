@@ -194,6 +194,9 @@ func (s *server) dsn(database string) string {
 	return fmt.Sprintf("host=127.0.0.1 port=%d user=holdfast password=first dbname=%s sslmode=disable", s.port, database)
 }
 
+// patient is for what has many connect at once and does not judge how long that takes.
+func (s *server) patient() string { return s.dsn("postgres") + " connect_timeout=60" }
+
 // children are the processes of the server, itself apart.
 func (s *server) children() []int {
 	var pids []int

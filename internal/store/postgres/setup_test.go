@@ -239,7 +239,7 @@ func TestMigrateTogether(t *testing.T) {
 	var group sync.WaitGroup
 	ids := make([]store.Identity, n)
 	for i := range n {
-		s := open(t, postgres.Options{DSN: server.dsn("postgres"), Schema: schema, MaxConns: 2, Timeout: patience})
+		s := open(t, postgres.Options{DSN: server.patient(), Schema: schema, MaxConns: 2, Timeout: patience})
 		group.Go(func() {
 			var err error
 			if ids[i], err = s.Initialise(context.Background(), store.Identity{Epoch: fmt.Sprint(i), KeyDomain: "d"}); err != nil {
