@@ -263,8 +263,8 @@ func (g *steps) next() store.Reserve {
 	if n(6) > 0 {
 		w.Record.Due = time.Unix(2e9+int64(n(3)), 0)
 	}
-	if n(6) == 0 {
-		w.Meters = []store.MeterEntry{{Meter: fmt.Sprint("meter ", n(2)), Amount: fmt.Sprint(n(3)), Limit: "3"}}
+	if n(4) == 0 {
+		w.Meters = []store.MeterEntry{{Meter: fmt.Sprint("meter ", n(2)), Amount: fmt.Sprint(n(4)), Limit: "2"}}
 	}
 	if w.KeepMarks = updates && w.Expected > 0 && n(2) == 0; w.KeepMarks {
 		return r
