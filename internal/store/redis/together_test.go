@@ -266,7 +266,7 @@ func (g *together) same() error {
 		h, err := of(g.have)
 		w, err2 := of(g.want)
 		if err != nil || err2 != nil || !reflect.DeepEqual(h, w) {
-			errs = append(errs, fmt.Errorf("%s: %+v, %v, want %+v, %v", what, h, err, w, err2))
+			errs = append(errs, fmt.Errorf("%s: %+v, want %+v", what, h, w), err, err2)
 		}
 	}
 	ask("standing", func(st store.Store) (any, error) { return st.Standing(background) })
