@@ -44,7 +44,7 @@ var _ = Describe("Stores", func() {
 	}, NodeTimeout(5*time.Minute))
 
 	for i, on := range []storeKind{redis, postgres} {
-		drill("on "+string(on)+": the server is killed with SIGKILL, and its pod deleted without grace", func(ctx SpecContext) {
+		drill("on "+string(on)+": the server is killed with SIGKILL, and its pod deleted", func(ctx SpecContext) {
 			w := worlds()[i]
 			r := w.begin(ctx, load{concurrency: 8, faults: slow})
 			for _, end := range []func(context.Context, corev1.Pod){
