@@ -11,7 +11,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash"
@@ -24,6 +23,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/holdfast-dev/holdfast/internal/intent"
 )
 
 // maxAnswerHeader is how long an upstream's status line and headers may be together.
@@ -311,9 +312,9 @@ func (s *sender) readBody(body io.Reader, keep int64) (*answer, error) {
 		}
 		if errors.Is(err, io.EOF) {
 			if a.cut {
-				a.digest = digestText([sha256.Size]byte(digest.Sum(nil)))
+				a.digest = intent.DigestText([sha256.Size]byte(digest.Sum(nil)))
 			} else {
-				a.digest = digestText(sha256.Sum256(a.body))
+				a.digest = intent.DigestText(sha256.Sum256(a.body))
 			}
 			return a, nil
 		}
@@ -321,14 +322,6 @@ func (s *sender) readBody(body io.Reader, keep int64) (*answer, error) {
 			return a, err
 		}
 	}
-}
-
-// digestText is a digest as records keep it.
-func digestText(sum [sha256.Size]byte) string {
-	const algorithm = "sha256:"
-	var text [len(algorithm) + 2*sha256.Size]byte
-	hex.Encode(text[copy(text[:], algorithm):], sum[:])
-	return string(text[:])
 }
 
 func hostport(u *url.URL) string {

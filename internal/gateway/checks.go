@@ -10,7 +10,6 @@ package gateway
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -20,6 +19,7 @@ import (
 	"time"
 
 	"github.com/holdfast-dev/holdfast/internal/guard"
+	"github.com/holdfast-dev/holdfast/internal/intent"
 	"github.com/holdfast-dev/holdfast/internal/policy"
 )
 
@@ -182,7 +182,7 @@ func checked(tool *policy.Tool, c *guard.Check, a policy.Answer) guard.CheckResu
 	digest := sha256.Sum256(a.Body)
 	r.Response = &guard.Response{
 		Status: a.Status, Header: header, Body: kept,
-		Size: int64(len(a.Body)), Digest: "sha256:" + hex.EncodeToString(digest[:]), Truncated: len(kept) < len(a.Body),
+		Size: int64(len(a.Body)), Digest: intent.DigestText(digest), Truncated: len(kept) < len(a.Body),
 	}
 	if r.ProviderReference = read.Reference; !read.Named {
 		r.ProviderReference = reference(&answer{header: a.Header, body: a.Body})

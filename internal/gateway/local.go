@@ -11,7 +11,6 @@ package gateway
 import (
 	"crypto/sha256"
 	"encoding/base64"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -382,7 +381,7 @@ func (d *settleDocument) result(tool *policy.Tool) (guard.Result, error) {
 	}
 	res.Response = &guard.Response{
 		Status: r.Status, Header: header, Body: body,
-		Size: size, Digest: "sha256:" + hex.EncodeToString(digest[:]), Truncated: int64(len(body)) < size,
+		Size: size, Digest: intent.DigestText(digest), Truncated: int64(len(body)) < size,
 	}
 	return res, nil
 }

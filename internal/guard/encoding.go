@@ -12,7 +12,6 @@ package guard
 import (
 	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -567,9 +566,7 @@ func (c *coder) hash(num protowire.Number, s *string) {
 	kept := c.readText()
 	switch {
 	case len(kept) == 1+sha256.Size && kept[0] == keptHash:
-		var b [len(hashPrefix) + 2*sha256.Size]byte
-		hex.Encode(b[copy(b[:], hashPrefix):], c.in[c.at-sha256.Size:c.at])
-		*s = string(b[:])
+		*s = intent.DigestText([sha256.Size]byte(c.in[c.at-sha256.Size : c.at]))
 	case len(kept) > 0 && kept[0] == keptText:
 		*s = kept[1:]
 	case c.err == nil:

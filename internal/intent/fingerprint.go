@@ -197,11 +197,15 @@ func Fingerprint(r Request, v Volatile) (string, error) {
 		}
 	}
 	h = append(h.add(kind).length(len(body)), body...)
-	sum := sha256.Sum256(h)
+	return DigestText(sha256.Sum256(h)), nil
+}
+
+// DigestText is a digest as it is written everywhere: "sha256:" and hex.
+func DigestText(sum [sha256.Size]byte) string {
 	const algorithm = "sha256:"
 	var text [len(algorithm) + 2*sha256.Size]byte
 	hex.Encode(text[copy(text[:], algorithm):], sum[:])
-	return string(text[:]), nil
+	return string(text[:])
 }
 
 // parts is a list of texts, each with its length before it.

@@ -8,7 +8,6 @@ package policy
 
 import (
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"net/url"
@@ -536,7 +535,7 @@ func hashIdentity(spec *v1alpha1.ToolIdentity) (string, error) {
 		return "", specError("spec.identity", "cannot be read: %v", err)
 	}
 	sum := sha256.Sum256(append([]byte("holdfast.dev/identity/v1\n"), intent.Canonical(decoded)...))
-	return "sha256:" + hex.EncodeToString(sum[:]), nil
+	return intent.DigestText(sum), nil
 }
 
 func (t *Tool) compileBudget(tool *v1alpha1.AgentTool, budget *v1alpha1.IntentBudget) error {

@@ -43,9 +43,9 @@ func Free(n int) ([]int, error) {
 	defer mu.Unlock()
 	ports := make([]int, 0, n)
 	var why error
-	for range n * perPort {
-		if len(ports) == n {
-			return ports, nil
+	for looked := 0; len(ports) < n; looked++ {
+		if looked == n*perPort {
+			return nil, fmt.Errorf("find %d free ports from %d to %d: %w", n, first, last, why)
 		}
 		port := first + rand.IntN(last-first+1)
 		lock, err := take(dir, port)
@@ -55,9 +55,6 @@ func Free(n int) ([]int, error) {
 		}
 		chosen = append(chosen, lock)
 		ports = append(ports, port)
-	}
-	if len(ports) < n {
-		return nil, fmt.Errorf("find %d free ports from %d to %d: %w", n, first, last, why)
 	}
 	return ports, nil
 }
