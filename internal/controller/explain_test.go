@@ -148,13 +148,18 @@ func TestAForgottenKeyIsExplained(t *testing.T) {
 		{[]v1alpha1.HoldReason{v1alpha1.HoldKeyExpired}, because[v1alpha1.HoldKeyExpired]},
 		{[]v1alpha1.HoldReason{v1alpha1.HoldOutcomeUnknown, v1alpha1.HoldKeyExpired}, forgottenKey},
 	} {
-		hold := probeHold("ns")
-		hold.Spec.Reasons = tc.reasons
-		text := explained(explain(hold, &v1alpha1.PaymentHoldStatus{State: v1alpha1.HoldHeld}, nil))
+		text := explainedFor(tc.reasons)
 		if !strings.Contains(text, tc.want) || strings.Count(text, "KeyExpired:") != 1 {
 			t.Errorf("%v: %s", tc.reasons, text)
 		}
 	}
+}
+
+// explainedFor is what is said of a hold with these reasons.
+func explainedFor(reasons []v1alpha1.HoldReason) string {
+	hold := probeHold("ns")
+	hold.Spec.Reasons = reasons
+	return explained(explain(hold, &v1alpha1.PaymentHoldStatus{State: v1alpha1.HoldHeld}, nil))
 }
 
 // What waits for an approval is no repetition.
@@ -168,9 +173,7 @@ func TestAnApprovalIsAskedForAsOne(t *testing.T) {
 		{[]v1alpha1.HoldReason{v1alpha1.HoldBudgetExceeded, v1alpha1.HoldApprovalRequired}, "If it is approved: Release. If not: Reject."},
 		{[]v1alpha1.HoldReason{v1alpha1.HoldScopeOverlap, v1alpha1.HoldApprovalRequired}, "If it is approved, and shall be paid as well: Release. If it is not, or is a repetition: Reject."},
 	} {
-		hold := probeHold("ns")
-		hold.Spec.Reasons = tc.reasons
-		text := explained(explain(hold, &v1alpha1.PaymentHoldStatus{State: v1alpha1.HoldHeld}, nil))
+		text := explainedFor(tc.reasons)
 		if !strings.Contains(text, tc.want) || strings.Count(text, "Reject") != 1 {
 			t.Errorf("%v: %s", tc.reasons, text)
 		}

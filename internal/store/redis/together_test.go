@@ -327,23 +327,27 @@ func togetherSteps(t *testing.T, usual int) (steps int, seed func() uint64) {
 	}
 }
 
-// TestTogetherAsAlone: steps of one script are answered, and leave the store, as steps that
-// are made one by one.
-func TestTogetherAsAlone(t *testing.T) {
-	steps, seed := togetherSteps(t, 3000)
+// inHistories makes so many steps, in histories of at most so many each, by turns with marks that
+// are few up to another number; run says how many it has made.
+func inHistories(t *testing.T, steps, most int, run func(g *together, seed uint64, n int) int) {
+	steps, seed := togetherSteps(t, steps)
 	for _, few := range []int{1, 2, 4, 64} {
 		t.Run(fmt.Sprintf("few=%d", few), func(t *testing.T) {
-			for done := 0; done < steps/4; {
+			for done := 0; done < steps/4 && !t.Failed(); {
 				seed := seed()
-				n := min(2500, steps/4-done)
-				done += n
-				togetherAsAlone(newTogether(t, seed, few), seed, n)
-				if t.Failed() {
-					return
-				}
+				done += run(newTogether(t, seed, few), seed, min(most, steps/4-done))
 			}
 		})
 	}
+}
+
+// TestTogetherAsAlone: steps of one script are answered, and leave the store, as steps that
+// are made one by one.
+func TestTogetherAsAlone(t *testing.T) {
+	inHistories(t, 3000, 2500, func(g *together, seed uint64, n int) int {
+		togetherAsAlone(g, seed, n)
+		return n
+	})
 }
 
 func togetherAsAlone(g *together, seed uint64, steps int) {
@@ -403,19 +407,7 @@ func togetherAsAlone(g *together, seed uint64, steps int) {
 // at all, as it is answered; or, if some of it had been written, nothing is asked of the store
 // any more.
 func TestTogetherWithFailures(t *testing.T) {
-	steps, seed := togetherSteps(t, 1200)
-	for _, few := range []int{1, 2, 4, 64} {
-		t.Run(fmt.Sprintf("few=%d", few), func(t *testing.T) {
-			for done := 0; done < steps/4; {
-				seed := seed()
-				n := min(1500, steps/4-done)
-				done += togetherWithFailures(newTogether(t, seed, few), seed, n)
-				if t.Failed() {
-					return
-				}
-			}
-		})
-	}
+	inHistories(t, 1200, 1500, togetherWithFailures)
 }
 
 func togetherWithFailures(g *together, seed uint64, steps int) int {
