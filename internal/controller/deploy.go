@@ -499,7 +499,8 @@ func (d *Deployer) progress(ctx context.Context, s *v1alpha1.IdempotencyStore, s
 	if why := trouble(s, &pod); why != "" {
 		return nil, Deployed{Reason: reasonNotStarting, Message: fmt.Sprintf("Pod %s: %s", name, why)}, nil
 	}
-	return nil, Deployed{Reason: reasonStarting, Message: fmt.Sprintf("Pod %s is not ready yet.", name)}, nil
+	return nil, Deployed{Reason: reasonStarting, Message: fmt.Sprintf(
+		"Pod %s is not ready yet. If it lasts, kubectl logs %s --namespace=%s says why.", name, name.Name, name.Namespace)}, nil
 }
 
 func podIs(pod *corev1.Pod, condition corev1.PodConditionType) bool {

@@ -46,8 +46,10 @@ import (
 // node runs the server of one store where a pod would.
 type node struct {
 	*world
-	s    *v1alpha1.IdempotencyStore
-	dir  string
+	s   *v1alpha1.IdempotencyStore
+	dir string
+	// data is where its volume is: its own, or another node's.
+	data string
 	port int
 	// as runs a program as the server's user.
 	as  []string
@@ -80,9 +82,14 @@ func (w *world) node(s *v1alpha1.IdempotencyStore) *node {
 	free, err := ports.Free(1)
 	must(w.T, err)
 	// A copy: clients read it while the store is read anew.
-	n := &node{world: w, s: s.DeepCopy(), dir: dir, port: free[0]}
-	for _, sub := range []string{"data", "secret", "tls", "run"} {
+	n := &node{world: w, s: s.DeepCopy(), dir: dir, data: filepath.Join(dir, "data"), port: free[0]}
+	for _, sub := range []string{"data", "secret", "tls", "run", "bin"} {
 		must(w.T, os.Mkdir(filepath.Join(dir, sub), 0o700))
+	}
+	if s.Spec.Postgres != nil {
+		entry, err := os.ReadFile("../../hack/images/maker/files/docker-entrypoint.sh")
+		must(w.T, err)
+		must(w.T, os.WriteFile(filepath.Join(dir, "bin", "docker-entrypoint.sh"), entry, 0o700))
 	}
 	if os.Geteuid() == 0 && s.Spec.Postgres != nil {
 		u, err := user.Lookup("postgres")
@@ -106,7 +113,7 @@ func (w *world) node(s *v1alpha1.IdempotencyStore) *node {
 // here puts this machine's places in those of the pod.
 func (n *node) here(text string) string {
 	return strings.NewReplacer(
-		"/etc/holdfast-secret", n.dir+"/secret", "/etc/holdfast-tls", n.dir+"/tls", "/etc/holdfast", n.dir, "/var/lib/postgresql/data", n.dir+"/data", "/var/run/postgresql", n.dir+"/run", "dir /data", "dir "+n.dir+"/data", "cd /data", "cd "+n.dir+"/data",
+		"/etc/holdfast-secret", n.dir+"/secret", "/etc/holdfast-tls", n.dir+"/tls", "/etc/holdfast", n.dir, "/var/lib/postgresql/data", n.data, "/var/run/postgresql", n.dir+"/run", "dir /data", "dir "+n.data, "volume=/data", "volume="+n.data,
 		"6379", strconv.Itoa(n.port), "5432", strconv.Itoa(n.port),
 	).Replace(text)
 }
@@ -153,7 +160,7 @@ func (n *node) container() *corev1.Container { return &n.set().Spec.Template.Spe
 
 // env is that of the container.
 func (n *node) env() []string {
-	out := []string{"PATH=" + os.Getenv("PATH") + ":/usr/lib/postgresql/15/bin", "PGHOST=" + n.dir + "/run", "PGPORT=" + strconv.Itoa(n.port)}
+	out := []string{"PATH=" + n.dir + "/bin:" + os.Getenv("PATH") + ":/usr/lib/postgresql/15/bin", "PGHOST=" + n.dir + "/run", "PGPORT=" + strconv.Itoa(n.port)}
 	for _, e := range n.container().Env {
 		out = append(out, e.Name+"="+n.here(e.Value))
 	}
@@ -169,38 +176,25 @@ func (n *node) run(argv ...string) ([]byte, error) {
 	return cmd.CombinedOutput()
 }
 
-// start starts the container's process.
+// start starts the container's process, and waits until it is ready.
 func (n *node) start() {
 	n.Helper()
 	n.mounts()
+	n.launch()
+	eventually(n.T, func() error { return n.probe("ready") })
+}
+
+// launch starts the container's process, with what was mounted before.
+func (n *node) launch() {
+	n.Helper()
 	c := n.container()
-	argv := slices.Concat(n.as, c.Command, c.Args)
+	// As in a container, no signal is ignored: a shell cannot handle one that was when it began.
+	argv := slices.Concat(n.as, []string{"env", "--default-signal"}, c.Command, c.Args)
 	for i := range argv {
 		argv[i] = n.here(argv[i])
 	}
 	if n.s.Spec.Postgres != nil {
-		// What the image's own entry point does with an empty volume.
-		data := filepath.Join(n.dir, "data", "pgdata")
-		if _, err := os.Stat(data); errors.Is(err, os.ErrNotExist) {
-			options := []string{"initdb", "-D", data}
-			for _, e := range c.Env {
-				switch e.Name {
-				case "POSTGRES_USER":
-					options = append(options, "--username="+e.Value)
-				case "POSTGRES_PASSWORD_FILE":
-					options = append(options, "--pwfile="+n.here(e.Value))
-				case "POSTGRES_INITDB_ARGS":
-					options = append(options, strings.Fields(e.Value)...)
-				}
-			}
-			if out, err := n.run(options...); err != nil {
-				n.Fatalf("%q: %v\n%s", options, err, out)
-			}
-		}
-		argv = append(argv, "-D", data, "-c", "unix_socket_directories="+n.dir+"/run", "-c", "port="+strconv.Itoa(n.port), "-c", "log_statement=all")
-		binary, err := exec.LookPath("/usr/lib/postgresql/15/bin/postgres")
-		must(n.T, err)
-		argv[slices.Index(argv, "postgres")] = binary
+		argv = append(argv, "-c", "unix_socket_directories="+n.dir+"/run", "-c", "port="+strconv.Itoa(n.port), "-c", "log_statement=all")
 	}
 	n.cmd = exec.Command(argv[0], argv[1:]...)
 	n.cmd.Env, n.cmd.Dir, n.cmd.Stdout, n.cmd.Stderr = n.env(), n.dir, &n.log, &n.log
@@ -211,7 +205,6 @@ func (n *node) start() {
 		_ = n.cmd.Wait() // killed, as a rule
 		close(n.end)
 	}()
-	eventually(n.T, func() error { return n.probe("ready") })
 }
 
 // kill ends the server and its processes.
@@ -480,11 +473,7 @@ func TestLoadingServerIsNotKilled(t *testing.T) {
 	text, err := os.ReadFile(conf)
 	must(t, err)
 	must(t, os.WriteFile(conf, append(text, "\nkey-load-delay 300\n"...), 0o600))
-	n.cmd = exec.Command("sh", n.dir+"/start.sh")
-	n.cmd.Stdout, n.cmd.Stderr, n.cmd.SysProcAttr = &n.log, &n.log, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-	must(t, n.cmd.Start())
-	n.end = make(chan struct{})
-	go func() { _ = n.cmd.Wait(); close(n.end) }()
+	n.launch()
 	eventually(t, func() error { return n.probe("alive") })
 	if err := n.probe("ready"); err == nil || !strings.Contains(err.Error(), "loading:1") {
 		t.Errorf("while it loads: %v", err)

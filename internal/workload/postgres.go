@@ -26,6 +26,9 @@ const (
 	mebi          = 1 << 20
 )
 
+//go:embed files/postgres-start.sh
+var postgresStart string
+
 //go:embed files/postgres-probe.sh
 var postgresProbe string
 
@@ -68,12 +71,17 @@ func renderPostgres(in Inputs, k kind) (map[string]string, *corev1ac.PodSpecAppl
 	if err != nil {
 		return nil, nil, fmt.Errorf("storage.size %q: %w", k.storage.Size, err)
 	}
-	content := map[string]string{"pg_hba.conf": postgresAccess, "probe.sh": postgresProbe}
+	content := map[string]string{
+		"pg_hba.conf": postgresAccess,
+		"lock.sh":     lockScript,
+		"start.sh":    postgresStart,
+		"probe.sh":    postgresProbe,
+	}
 	env := func(name, value string) *corev1ac.EnvVarApplyConfiguration {
 		return corev1ac.EnvVar().WithName(name).WithValue(value)
 	}
 	c := corev1ac.Container().WithImage(k.image).
-		// The image's own entry point makes the database in an empty volume, with these arguments too.
+		WithCommand("sh", contentDir+"/start.sh").
 		WithArgs(append([]string{"postgres"}, postgresArguments(memory, size.Value())...)...).
 		WithEnv(
 			// A directory in the volume: the volume's own is not the server's to own.

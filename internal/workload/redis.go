@@ -102,6 +102,7 @@ func renderRedis(in Inputs, k kind) (map[string]string, *corev1ac.PodSpecApplyCo
 	}
 	content := map[string]string{
 		"redis.conf": redisConf(deploy, limit*memoryShare/100),
+		"lock.sh":    lockScript,
 		"start.sh":   redisStart,
 		"probe.sh":   redisProbe,
 	}

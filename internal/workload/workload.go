@@ -65,6 +65,11 @@ const (
 	tlsDir    = "/etc/holdfast-tls"
 )
 
+// lockScript has one server at a time on a volume. Both kinds of server are started by it.
+//
+//go:embed files/lock.sh
+var lockScript string
+
 // kind is what differs between the servers.
 type kind struct {
 	// name is the suffix of all names, and the value of NameLabel.

@@ -89,6 +89,16 @@ func TestRedisAsAPod(t *testing.T) {
 	if got := cli(p, "GET", "{shop}x"); got != "paid" {
 		t.Fatalf("after the kill GET says %q", got)
 	}
+	// Two at once: the second has what the first has answered meanwhile.
+	next := successor(t.Context(), t, image, spec, v, strange)
+	if got := cli(p, "SET", "{shop}y", "paid"); got != "OK" {
+		t.Fatalf("SET says %q", got)
+	}
+	p.kill()
+	next.probe(next.spec.ReadinessProbe)
+	if got := cli(next, "GET", "{shop}y"); got != "paid" {
+		t.Fatalf("of the second server GET says %q", got)
+	}
 }
 
 // TestProviderAsAPod is of a program of Holdfast's own: nothing is in the image but it, and
@@ -172,6 +182,15 @@ func TestPostgresAsAPod(t *testing.T) {
 		p.probe(p.spec.LivenessProbe)
 		if got := sql(p, "SELECT id FROM paid"); got != "once" {
 			t.Errorf("after the kill the table has %q", got)
+		}
+
+		// Two at once: the second has what the first has answered meanwhile.
+		next := successor(t.Context(), t, image, spec, v, user)
+		sql(p, "INSERT INTO paid VALUES ('twice')")
+		p.kill()
+		next.probe(next.spec.ReadinessProbe)
+		if got := sql(next, "SELECT string_agg(id, ' ') FROM paid"); got != "once twice" {
+			t.Errorf("of the second server the table has %q", got)
 		}
 	})
 	t.Run("any user", func(t *testing.T) {

@@ -331,6 +331,27 @@ func start(ctx context.Context, t *testing.T, image unpacked, spec corev1.PodSpe
 	return p
 }
 
+// successor starts another pod on the volumes of one that runs, as where that one's object is deleted by
+// force: it waits.
+func successor(ctx context.Context, t *testing.T, image unpacked, spec corev1.PodSpec, v volumes, user int) *pod {
+	t.Helper()
+	p := start(ctx, t, image, spec, v, user)
+	for deadline := time.Now().Add(time.Minute); !strings.Contains(p.log.String(), "another server still has the volume"); {
+		if time.Now().After(deadline) {
+			p.kill()
+			t.Fatalf("a second server on the volume does not say that it waits\n%s", p.log)
+		}
+		pause(t, 10*time.Millisecond)
+	}
+	for _, probe := range []*corev1.Probe{p.spec.StartupProbe, p.spec.ReadinessProbe} {
+		if r := p.run(nil, probe.Exec.Command...); r.Code == 0 {
+			p.kill()
+			t.Fatalf("the probe %q of a server that waits succeeds\n%s", probe.Exec.Command, p.log)
+		}
+	}
+	return p
+}
+
 // run runs a command in the pod.
 func (p *pod) run(env []string, command ...string) response {
 	p.t.Helper()

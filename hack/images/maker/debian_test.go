@@ -86,10 +86,12 @@ func TestDebianImages(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !slices.ContainsFunc(i.parts, func(p part) bool { return p.name == "redis-tools" && p.sha256 != "" && p.version != "" }) {
-			t.Error("the parts do not have redis-tools")
+		for _, name := range []string{"redis-tools", "util-linux"} {
+			if !slices.ContainsFunc(i.parts, func(p part) bool { return p.name == name && p.sha256 != "" && p.version != "" }) {
+				t.Errorf("the parts do not have %s", name)
+			}
 		}
-		for _, program := range []string{"/usr/bin/redis-server", "/usr/bin/redis-cli", "/bin/sh", "/bin/grep", "/bin/cat", "/bin/head", "/usr/bin/tr"} {
+		for _, program := range []string{"/usr/bin/redis-server", "/usr/bin/redis-cli", "/bin/sh", "/bin/grep", "/bin/cat", "/bin/head", "/usr/bin/tr", "/usr/bin/flock"} {
 			if f, ok := i.layers[0].resolve(program); !ok || f.mode&0o111 == 0 {
 				t.Errorf("%s is not there", program)
 			}

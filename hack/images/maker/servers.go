@@ -15,11 +15,11 @@ import (
 // serverUser is what the official images have, and what the operator's pods run as.
 const serverUser = 999
 
-//go:embed files/postgres-entrypoint.sh
+//go:embed files/docker-entrypoint.sh
 var postgresEntrypoint []byte
 
-// shell is what the operator's probes and start scripts are written for.
-var shell = []string{"dash", "coreutils", "grep", "libc-bin"}
+// shell is what the operator's probes and start scripts are written for: util-linux has flock.
+var shell = []string{"dash", "coreutils", "grep", "libc-bin", "util-linux"}
 
 func server(name, description, home string, t tree, parts []part) image {
 	users(t, name, home, serverUser)
@@ -60,7 +60,8 @@ func postgresImage(ctx context.Context, d debian) (image, error) {
 	if bin == "" {
 		return image{}, errors.New("the packages have no /usr/lib/postgresql/*/bin/postgres")
 	}
-	const entry = "/usr/local/bin/postgres-entrypoint.sh"
+	// As in the official image: the operator's start script calls it by that name.
+	const entry = "/usr/local/bin/docker-entrypoint.sh"
 	t.file(entry, 0o755, postgresEntrypoint)
 	i := server("postgres", "Debian's PostgreSQL, for tests", "/var/lib/postgresql", t, parts)
 	t.dir("/run/postgresql", fs.ModeSticky|0o777)

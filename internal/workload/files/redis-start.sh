@@ -1,11 +1,12 @@
-# Starts the server, whichever of the two the image has.
+# Starts the server, whichever of the two the image has, once the volume is its alone.
 set -eu
 umask 0077
-cd /data
+volume=/data
+. /etc/holdfast/lock.sh
+cd "$volume"
 for server in valkey-server redis-server; do
 	if command -v "$server" >/dev/null; then
 		exec "$server" /etc/holdfast/redis.conf
 	fi
 done
-echo "the image has neither valkey-server nor redis-server" >&2
-exit 127
+refuse "the image has neither valkey-server nor redis-server."

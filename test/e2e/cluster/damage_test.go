@@ -169,13 +169,12 @@ func (r *run) stop(ctx context.Context) {
 	Eventually(func(ctx context.Context) error { return ask(ctx, http.MethodPost, r.at+"/stop", nil) }).WithContext(ctx).Should(Succeed())
 }
 
-// deletePod deletes a pod of this world. It has its grace: where a StatefulSet's pod is deleted
-// without, the next one begins on the same volume while the first may still run, and two servers
-// write to it (the guard finds that out, and stops as at any loss).
-func (w *world) deletePod(ctx context.Context, name string) {
+// deletePod deletes a pod of this world, with its grace, or at once, whoever is there to know it: then
+// the next one may begin while the first still runs.
+func (w *world) deletePod(ctx context.Context, name string, options ...client.DeleteOption) {
 	GinkgoHelper()
 	pod := &corev1.Pod{ObjectMeta: w.in(name)}
 	Expect(admin.Get(ctx, client.ObjectKeyFromObject(pod), pod)).To(Succeed())
 	uid := pod.UID
-	Expect(client.IgnoreNotFound(admin.Delete(ctx, pod, client.Preconditions{UID: &uid}))).To(Succeed())
+	Expect(client.IgnoreNotFound(admin.Delete(ctx, pod, append(options, client.Preconditions{UID: &uid})...))).To(Succeed())
 }

@@ -13,6 +13,7 @@ import (
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 	"github.com/holdfast-dev/holdfast/test/agent"
@@ -44,12 +45,13 @@ var _ = Describe("Stores", func() {
 	}, NodeTimeout(5*time.Minute))
 
 	for i, on := range []storeKind{redis, postgres} {
-		drill("on "+string(on)+": the server is killed with SIGKILL, and its pod deleted", func(ctx SpecContext) {
+		drill("on "+string(on)+": the server is killed with SIGKILL, and its pod deleted, with its grace and without", func(ctx SpecContext) {
 			w := worlds()[i]
 			r := w.begin(ctx, load{concurrency: 8, faults: slow})
 			for _, end := range []func(context.Context, corev1.Pod){
 				kill,
 				func(ctx context.Context, p corev1.Pod) { w.deletePod(ctx, p.Name) },
+				func(ctx context.Context, p corev1.Pod) { w.deletePod(ctx, p.Name, client.GracePeriodSeconds(0)) },
 			} {
 				r.paid(ctx, 10)
 				server, err := w.oneServer(ctx)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/holdfast-dev/holdfast/api/v1alpha1"
 	"github.com/holdfast-dev/holdfast/hack/images/build"
+	"github.com/holdfast-dev/holdfast/internal/workload"
 )
 
 const (
@@ -150,6 +151,9 @@ var _ = Describe("An upgrade", func() {
 		}).WithContext(ctx).WithPolling(time.Second).Should(Succeed())
 
 		for _, w := range worlds() {
+			w.storeRenewed(ctx)
+		}
+		for _, w := range worlds() {
 			w.acrossVersions(ctx, before, after)
 			// A change of the tool is in force once both versions have it.
 			mustKubectl(ctx, "patch", "atool", charge, "--namespace="+w.namespace, "--type=merge",
@@ -178,6 +182,28 @@ var _ = Describe("An upgrade", func() {
 		}
 	}, NodeTimeout(10*time.Minute))
 })
+
+// storeRenewed waits until the store's server was begun as this version has it: an older one may have
+// begun it otherwise, and then it is replaced, on its volume.
+func (w *world) storeRenewed(ctx context.Context) {
+	GinkgoHelper()
+	var s v1alpha1.IdempotencyStore
+	Expect(admin.Get(ctx, client.ObjectKey{Namespace: w.namespace, Name: storeName}, &s)).To(Succeed())
+	objects, err := workload.Render(workload.Inputs{Store: &s, OperatorNamespace: system})
+	Expect(err).NotTo(HaveOccurred())
+	want := objects.StatefulSet.Spec.Template.Annotations[workload.ContentAnnotation]
+	Eventually(func(ctx context.Context) error {
+		now, err := w.oneServer(ctx)
+		if err != nil {
+			return err
+		}
+		if now == nil || now.DeletionTimestamp != nil || now.Annotations[workload.ContentAnnotation] != want ||
+			len(now.Status.ContainerStatuses) != 1 || !now.Status.ContainerStatuses[0].Ready {
+			return fmt.Errorf("the store in %s should serve with content %s: %+v", w.namespace, want, now)
+		}
+		return nil
+	}).WithContext(ctx).WithTimeout(3 * time.Minute).Should(Succeed())
+}
 
 // acrossVersions has intents begun at one version and continued at the other, both ways.
 func (w *world) acrossVersions(ctx context.Context, before, after string) {
