@@ -143,9 +143,7 @@ func (w *world) acceptLoss(ctx context.Context, epoch string) {
 // markPaid is a person who has found the payment at the provider.
 func (w *world) markPaid(ctx context.Context, hold, reference string) {
 	GinkgoHelper()
-	_, err := kubectlAs(ctx, resolver, "patch", "--namespace="+w.namespace, "hold", hold, "--type=merge",
-		fmt.Sprintf(`--patch={"spec":{"resolution":{"decision":"MarkPaid","reason":"found it","providerReference":%q}}}`, reference))
-	Expect(err).NotTo(HaveOccurred())
+	Expect(w.decide(ctx, resolver, hold, fmt.Sprintf(`{"decision":"MarkPaid","reason":"found it","providerReference":%q}`, reference))).To(Succeed())
 	w.holdIs(ctx, hold, v1alpha1.HoldResolved)
 }
 

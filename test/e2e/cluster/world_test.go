@@ -365,7 +365,18 @@ func (w *world) holdIs(ctx context.Context, name string, state v1alpha1.HoldStat
 
 // resolve is what a person types.
 func (w *world) resolve(ctx context.Context, as, hold, decision string) error {
+	GinkgoHelper()
+	return w.decide(ctx, as, hold, fmt.Sprintf(`{"decision":%q,"reason":"looked at it"}`, decision))
+}
+
+// decide writes a resolution on a hold once it is shown, which is soon after a caller was told of it.
+func (w *world) decide(ctx context.Context, as, hold, resolution string) error {
+	GinkgoHelper()
+	Eventually(func(ctx context.Context) error {
+		_, err := w.hold(ctx, hold)
+		return err
+	}).WithContext(ctx).Should(Succeed())
 	_, err := kubectlAs(ctx, as, "patch", "--namespace="+w.namespace, "hold", hold, "--type=merge",
-		fmt.Sprintf(`--patch={"spec":{"resolution":{"decision":%q,"reason":"looked at it"}}}`, decision))
+		`--patch={"spec":{"resolution":`+resolution+`}}`)
 	return err
 }
