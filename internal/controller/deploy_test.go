@@ -756,6 +756,20 @@ func TestTroubleOfAPod(t *testing.T) {
 	}
 }
 
+// absent does not find a pod so many times.
+type absent struct {
+	client.Client
+	times int
+}
+
+func (c *absent) Get(ctx context.Context, key client.ObjectKey, o client.Object, options ...client.GetOption) error {
+	if _, is := o.(*corev1.Pod); is && c.times > 0 {
+		c.times--
+		return apierrors.NewNotFound(corev1.Resource("pods"), key.Name)
+	}
+	return c.Client.Get(ctx, key, o, options...)
+}
+
 // The data of a deployed store must be on a volume that lasts.
 func TestVolumeIsJudged(t *testing.T) {
 	w := newWorld(t)
@@ -778,6 +792,13 @@ func TestVolumeIsJudged(t *testing.T) {
 	is("is gone")
 	claim := w.claim(s, "any")
 	is("")
+	// Deleted by force, it is made anew in a moment.
+	between := &absent{d.live, 3}
+	d.live = between
+	is("")
+	if d.live = between.Client; between.times > 0 {
+		t.Errorf("the pod should have been looked for %d times more", between.times)
+	}
 	claim.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "p", UID: "1"}}
 	must(t, admin.Update(w.ctx, claim))
 	is("goes with Pod p")

@@ -12,12 +12,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -118,6 +120,10 @@ func growing(claim *corev1.PersistentVolumeClaim, size string) string {
 	return fmt.Sprintf("PersistentVolumeClaim %s grows to %s.", name, size)
 }
 
+// remadeWithin is how long a pod that is not there is looked for: its server may run on for a moment where it was
+// deleted by force, and its StatefulSet makes it anew at once.
+const remadeWithin = 2 * time.Second
+
 // Volume looks for what could lose the volume of a deployed store: its data must be on a
 // claim of its own, which nothing takes away with the pod or the StatefulSet.
 func (d *Deployer) Volume(ctx context.Context, s *v1alpha1.IdempotencyStore) ([]store.Finding, error) {
@@ -129,7 +135,15 @@ func (d *Deployer) Volume(ctx context.Context, s *v1alpha1.IdempotencyStore) ([]
 	}
 	name := types.NamespacedName{Namespace: s.Namespace, Name: workload.PodName(s)}
 	var pod corev1.Pod
-	switch err := d.live.Get(ctx, name, &pod); {
+	// What is found here has agents stay away for a minute.
+	var err error
+	_ = wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, remadeWithin, true, func(context.Context) (bool, error) {
+		err = d.live.Get(ctx, name, &pod)
+		return !apierrors.IsNotFound(err), nil
+	})
+	switch {
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("read Pod %s: %w", name, ctx.Err())
 	case apierrors.IsNotFound(err), apierrors.IsForbidden(err):
 		return loses("pod %s cannot be seen (%v), so it is not known whether its data lasts; see the condition Deployed", name, err), nil
 	case err != nil:
