@@ -150,7 +150,7 @@ var _ = Describe("An installation", func() {
 		}
 	}, NodeTimeout(12*time.Minute))
 
-	drill("and its samples are applied at once, and deleted in either order", func(ctx SpecContext) {
+	It("and its samples are applied at once, and deleted in either order", func(ctx SpecContext) {
 		DeferCleanup(func(ctx context.Context) {
 			mustKubectl(ctx, "delete", "-k", samplesDir(), "--ignore-not-found", "--timeout=3m")
 			reinstall(ctx)

@@ -20,7 +20,7 @@ import (
 var _ = Describe("An installation", func() {
 	BeforeEach(func(ctx SpecContext) { well(ctx) }, NodeTimeout(5*time.Minute))
 
-	drill("does not keep a namespace with holds from being deleted, and remembers what was paid there", func(ctx SpecContext) {
+	It("does not keep a namespace with holds from being deleted, and remembers what was paid there", func(ctx SpecContext) {
 		w := newWorld(ctx, redis)
 		paid, held := w.paid[0], w.held[0]
 		// And an intent that was written down, and is held: its order was paid under another one.
