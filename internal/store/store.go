@@ -131,10 +131,16 @@ type Write struct {
 	// deletes the record with its marks and meter entries (Update only); it then
 	// has an Expected version and neither marks nor meters.
 	Record *Record
-	// Marks replace those of the record and are stamped anew, unless KeepMarks.
+	// Marks replace those of the record and are stamped anew, unless KeepMarks or RenewMarks.
 	Marks []Mark
 	// KeepMarks leaves marks and their stamps as they are (Update only).
 	KeepMarks bool
+	// RenewMarks leaves the strings and tags of the marks as they are (Update only). All
+	// have the end Until from now on and are stamped anew, as if they had been given as
+	// Marks again.
+	RenewMarks bool
+	// Until is the common end that RenewMarks gives, as Mark.Until.
+	Until time.Time
 	// Meters sets these entries of the record and leaves its others. A meter comes once.
 	Meters []MeterEntry
 }

@@ -44,8 +44,8 @@ func (r Reserve) Validate() error {
 	if r.Record == nil {
 		return invalid("Reserve without a record; Update deletes")
 	}
-	if r.KeepMarks {
-		return invalid("KeepMarks in a Reserve")
+	if r.KeepMarks || r.RenewMarks {
+		return invalid("KeepMarks or RenewMarks in a Reserve")
 	}
 	for i, p := range r.Probes {
 		if err := validString("probe", p.String); err != nil {
@@ -69,7 +69,7 @@ func (w Write) Validate() error {
 		switch {
 		case w.Expected == 0:
 			return invalid("delete without the version to delete")
-		case len(w.Marks) > 0 || w.KeepMarks || len(w.Meters) > 0:
+		case len(w.Marks) > 0 || w.KeepMarks || w.RenewMarks || !w.Until.IsZero() || len(w.Meters) > 0:
 			return invalid("delete with marks or meters")
 		}
 		return nil
@@ -77,8 +77,16 @@ func (w Write) Validate() error {
 	if err := validTime("due", w.Record.Due); err != nil {
 		return err
 	}
-	if w.KeepMarks && len(w.Marks) > 0 {
-		return invalid("both KeepMarks and marks")
+	switch {
+	case w.KeepMarks && w.RenewMarks:
+		return invalid("both KeepMarks and RenewMarks")
+	case (w.KeepMarks || w.RenewMarks) && len(w.Marks) > 0:
+		return invalid("marks, and KeepMarks or RenewMarks")
+	case !w.RenewMarks && !w.Until.IsZero():
+		return invalid("Until without RenewMarks")
+	}
+	if err := validTime("until", w.Until); err != nil {
+		return err
 	}
 	for i, m := range w.Marks {
 		if err := validString("mark", m.String); err != nil {

@@ -31,6 +31,9 @@ type step struct {
 	// marks are as they are kept with the record.
 	marks      []byte
 	keepMarks  bool
+	renewMarks bool
+	// until is the end of marks that are renewed.
+	until      int64
 	meters     []store.MeterEntry
 	probes     []store.Probe
 	passedOver []store.Watermark
@@ -39,7 +42,7 @@ type step struct {
 func newStep(w store.Write) *step {
 	s := &step{
 		epoch: w.Epoch, key: w.Key, expected: w.Expected, nonce: w.Nonce,
-		remove: w.Record == nil, keepMarks: w.KeepMarks,
+		remove: w.Record == nil, keepMarks: w.KeepMarks, renewMarks: w.RenewMarks, until: milliseconds(w.Until, true),
 		meters: append([]store.MeterEntry(nil), w.Meters...),
 	}
 	if s.remove {
@@ -206,8 +209,14 @@ func (t *txn) apply(s *step) (store.Result, error) {
 	if err := t.writeRecord(id, have, s, sequence, now); err != nil {
 		return store.Result{}, err
 	}
+	marks := s.marks
+	if s.renewMarks {
+		if marks, err = t.renewed(id, s.until); err != nil {
+			return store.Result{}, err
+		}
+	}
 	if !s.keepMarks {
-		if err := t.writeMarks(id, s.marks, sequence); err != nil {
+		if err := t.writeMarks(id, marks, sequence); err != nil {
 			return store.Result{}, err
 		}
 	}
@@ -270,6 +279,21 @@ func (t *txn) index(id uint64, before, after facts) error {
 		return t.remove(t.held(), []byte(before.key))
 	}
 	return nil
+}
+
+// renewed are the record's marks with another end. No two are of one group, so their
+// order stays.
+func (t *txn) renewed(id uint64, until int64) ([]byte, error) {
+	marks := clone(t.owned().Get(number(id)))
+	for rest := marks; len(rest) > 0; {
+		m, next, ok := cutMark(rest)
+		if !ok {
+			return nil, fmt.Errorf("%w: mark of record %d", errDamaged, id)
+		}
+		appendEnd(m[:len(m)-endSize], until)
+		rest = next
+	}
+	return marks, nil
 }
 
 // writeMarks replaces the record's marks and stamps them.

@@ -1,6 +1,6 @@
 package postgres
 
-// The two functions that most calls come to, reserve and settle, are asked on the wire
+// The functions that most calls come to, reserve, settle and renew, are asked on the wire
 // and without the client's types: where both share a machine, encoding and scanning
 // costs as much as what is asked.
 
@@ -26,6 +26,7 @@ type statement struct{ name, text string }
 var (
 	reserveStatement = statement{"holdfast.reserve", "SELECT reserve($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)"}
 	settleStatement  = statement{"holdfast.settle", "SELECT settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)"}
+	renewStatement   = statement{"holdfast.renew", "SELECT renew($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"}
 )
 
 // values are those of a statement in binary form, one after the other in memory; nil
@@ -126,7 +127,7 @@ func newValues(a *arguments, locks int) *values {
 	}
 }
 
-// record are the new record's values, from its nonce on, with its marks.
+// record are the new record's values, from its nonce on.
 func (v *values) record(a *arguments) {
 	v.text(a.nonce)
 	v.numberOrNull(a.due)
@@ -134,6 +135,10 @@ func (v *values) record(a *arguments) {
 	v.truth(a.unsettled)
 	v.bytes(a.header)
 	v.bytes(a.body)
+}
+
+// marks are the new record's.
+func (v *values) marks(a *arguments) {
 	v.digests(a.strings)
 	v.digests(a.tags)
 	v.number(a.until)
@@ -187,6 +192,7 @@ func (a *arguments) reserveQuickly(ctx context.Context, c *pgx.Conn, highest uin
 	v.digest(a.digest)
 	v.text(a.key)
 	v.record(a)
+	v.marks(a)
 	var probes, ranges, from, to []digest
 	for _, p := range a.probes {
 		if p.except == (digest{}) {
@@ -231,6 +237,23 @@ func (a *arguments) settleQuickly(ctx context.Context, c *pgx.Conn, highest uint
 	if a.expected == 0 || a.remove || a.keep || a.meters != nil || a.untils != nil {
 		return answered{}, false, nil
 	}
+	v := a.updated(highest, p)
+	v.marks(a)
+	return settleStatement.quickly(ctx, c, v)
+}
+
+// renewQuickly makes an Update that renews the marks and leaves meters as they are.
+func (a *arguments) renewQuickly(ctx context.Context, c *pgx.Conn, highest uint64, p plan) (answered, bool, error) {
+	if a.expected == 0 || a.meters != nil {
+		return answered{}, false, nil
+	}
+	v := a.updated(highest, p)
+	v.number(*a.renew)
+	return renewStatement.quickly(ctx, c, v)
+}
+
+// updated are the values of an Update but for its marks.
+func (a *arguments) updated(highest uint64, p plan) *values {
 	v := newValues(a, 1)
 	v.number(int64(highest))
 	v.number(p.locks[0])
@@ -239,5 +262,5 @@ func (a *arguments) settleQuickly(ctx context.Context, c *pgx.Conn, highest uint
 	v.text(a.key)
 	v.number(a.expected)
 	v.record(a)
-	return settleStatement.quickly(ctx, c, v)
+	return v
 }

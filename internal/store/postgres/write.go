@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -159,9 +160,11 @@ type arguments struct {
 	digest            digest
 	expected          int64
 	remove, keep      bool
-	due               *int64
-	held, unsettled   bool
-	header, body      []byte
+	// renew is the end of marks that are otherwise those that the record has.
+	renew           *int64
+	due             *int64
+	held, unsettled bool
+	header, body    []byte
 
 	marks         []mark
 	strings, tags []digest // tags are nil if all are empty
@@ -188,6 +191,10 @@ func newArguments(w store.Write) *arguments {
 		}
 		a.held, a.unsettled = r.Held, r.Unsettled
 		a.header, a.body = append(a.header, r.Header...), append(a.body, r.Body...)
+	}
+	if w.RenewMarks {
+		until := millis(w.Until, true)
+		a.renew = &until
 	}
 	a.setMarks(marksOf(w.Marks))
 	if len(w.Meters) > 0 {
@@ -228,6 +235,20 @@ func (a *arguments) setMarks(marks []mark) {
 			a.untils[i] = m.until
 		}
 	}
+}
+
+// setRenewed takes the marks from the record. If it is another version by now, that is
+// what the write is answered with, whatever its marks.
+func (a *arguments) setRenewed(ctx context.Context, c *pgx.Conn) error {
+	a.strings, a.tags, a.until, a.untils = nil, nil, 0, nil
+	err := c.QueryRow(ctx, "SELECT strings, tags FROM record WHERE digest = $1 AND key = $2", a.digest, []byte(a.key)).Scan(&a.strings, &a.tags)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return err
+	}
+	if a.strings != nil {
+		a.until = *a.renew
+	}
+	return nil
 }
 
 // array is one of numbers or snapshots as text: exact, and of no type that the client
@@ -297,11 +318,19 @@ func (s *Store) write(ctx context.Context, doing string, a *arguments, p plan) (
 // ask makes the write by the function that can.
 func (s *Store) ask(ctx context.Context, c *pgx.Conn, doing string, a *arguments, highest uint64, p plan) (answered, error) {
 	quickly := a.settleQuickly
-	if doing == "Reserve" {
+	switch {
+	case doing == "Reserve":
 		quickly = a.reserveQuickly
+	case a.renew != nil:
+		quickly = a.renewQuickly
 	}
 	if answer, done, err := quickly(ctx, c, highest, p); done || err != nil {
 		return answer, err
+	}
+	if a.renew != nil {
+		if err := a.setRenewed(ctx, c); err != nil {
+			return answered{}, err
+		}
 	}
 	var plainly, except []digest
 	var excepts []digest

@@ -102,7 +102,7 @@ func (h *historian) step() error {
 		return h.do(h.update(), h.chance(8))
 	case n < 660:
 		r := h.update()
-		r.Record, r.Marks, r.KeepMarks, r.Meters = nil, nil, false, nil
+		r.Record, r.Marks, r.KeepMarks, r.RenewMarks, r.Until, r.Meters = nil, nil, false, false, time.Time{}, nil
 		if r.Expected == 0 {
 			r.Expected = 1
 		}
@@ -155,14 +155,14 @@ func (h *historian) update() store.Reserve {
 	if h.chance(50) {
 		r.Record.Due = h.now().Add(time.Duration(h.IntN(3_000_000)) * time.Microsecond)
 	}
-	r.KeepMarks = h.chance(30)
-	if !r.KeepMarks {
+	switch n := h.IntN(100); {
+	case n < 30:
+		r.KeepMarks = true
+	case n < 50:
+		r.RenewMarks, r.Until = true, h.until()
+	default:
 		for range h.IntN(4) {
-			m := store.Mark{String: h.mark(), Tag: h.tag()}
-			if h.chance(30) {
-				m.Until = h.now().Add(time.Duration(h.IntN(2_000_000)-200_000) * time.Microsecond)
-			}
-			r.Marks = append(r.Marks, m)
+			r.Marks = append(r.Marks, store.Mark{String: h.mark(), Tag: h.tag(), Until: h.until()})
 		}
 	}
 	for _, meter := range h.Perm(3)[:h.IntN(3)] {
@@ -178,8 +178,8 @@ func (h *historian) update() store.Reserve {
 // reserve draws a write with probes.
 func (h *historian) reserve() store.Reserve {
 	r := h.update()
-	if r.KeepMarks {
-		r.KeepMarks = false
+	if r.KeepMarks || r.RenewMarks {
+		r.KeepMarks, r.RenewMarks, r.Until = false, false, time.Time{}
 		r.Marks = []store.Mark{{String: h.mark()}}
 	}
 	for range h.IntN(3) + 1 {
@@ -198,6 +198,14 @@ func (h *historian) reserve() store.Reserve {
 func (h *historian) mark() string { return fmt.Sprint("mark ", h.IntN(7)) }
 
 func (h *historian) tag() string { return pick(h, []string{"", "", "x", "y"}) }
+
+// until draws the end of a mark: mostly none.
+func (h *historian) until() time.Time {
+	if !h.chance(30) {
+		return time.Time{}
+	}
+	return h.now().Add(time.Duration(h.IntN(2_000_000)-200_000) * time.Microsecond)
+}
 
 // do makes a write and compares. If the reply is to be lost, the caller leaves
 // first, at a random moment, and repeats the write.
@@ -245,7 +253,7 @@ func (h *historian) do(r store.Reserve, lose bool) error {
 }
 
 func describe(r store.Reserve) string {
-	what := fmt.Sprintf("%q expecting %d, %s, marks %+v keep %t, meters %+v", r.Key, r.Expected, r.Nonce, r.Marks, r.KeepMarks, r.Meters)
+	what := fmt.Sprintf("%q expecting %d, %s, marks %+v keep %t renew %t until %s, meters %+v", r.Key, r.Expected, r.Nonce, r.Marks, r.KeepMarks, r.RenewMarks, r.Until, r.Meters)
 	if r.Record == nil {
 		return "delete " + what
 	}

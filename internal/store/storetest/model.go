@@ -139,7 +139,13 @@ func (m *model) expect(r store.Reserve, have store.Result) store.Result {
 		Held: r.Record.Held, Unsettled: r.Record.Unsettled,
 		Header: bytes.Clone(r.Record.Header), Body: bytes.Clone(r.Record.Body),
 	}
-	if !r.KeepMarks {
+	switch {
+	case r.KeepMarks:
+	case r.RenewMarks:
+		for i := range record.marks {
+			record.marks[i].Until, record.marks[i].stamp = r.Until, m.writes
+		}
+	default:
 		record.marks = nil
 		for _, mark := range r.Marks {
 			record.marks = append(record.marks, modelMark{mark, m.writes})

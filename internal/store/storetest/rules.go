@@ -45,6 +45,9 @@ var rules = []testCase{
 	{"of two equal marks the later end counts", equalMarks},
 	{"marks are replaced by every write that does not keep them", marksReplaced},
 	{"KeepMarks keeps marks and their stamps", keepMarks},
+	{"RenewMarks keeps strings and tags, and sets the end of all", renewMarks},
+	{"RenewMarks gives back an end that was kept, over or is never", renewEnds},
+	{"RenewMarks is refused as any write is, and then changes no mark", renewRefused},
 	{"a delete takes the marks away", deleteMarks},
 	{"a blocked Reserve writes nothing", blockedWritesNothing},
 	{"hits come in order: first, unsettled, newest", hitOrder},
@@ -54,6 +57,7 @@ var rules = []testCase{
 	// Watermarks.
 	{"a watermark covers what its Reserve could see, and nothing later", watermarkCovers},
 	{"a mark that is stamped anew is no longer covered", restamped},
+	{"a mark that is renewed is no longer covered", renewedStamps},
 	{"several watermarks add up", watermarksAddUp},
 	{"a watermark holds after a restart", watermarkAfterRestart},
 
@@ -594,6 +598,114 @@ func keepMarks(f *fixture) {
 	f.hits(f.probe(nil, store.Probe{String: "m"}), "a")
 }
 
+func renewMarks(f *fixture) {
+	version := f.mark("a", store.Mark{String: "m", Tag: "x"}, store.Mark{String: "m"}, store.Mark{String: "n", Tag: "y"})
+	f.mark("other", store.Mark{String: "n"})
+	w := f.write("a", version)
+	w.RenewMarks, w.Until = true, f.now().Add(time.Hour)
+	w.Record.Unsettled, w.Record.Held, w.Record.Due, w.Record.Header = true, true, f.now(), []byte("new")
+	version = f.put(w)
+	result := f.probe(nil, store.Probe{String: "m", Except: "x"})
+	f.hits(result, "a")
+	if hit := result.Hits[0].Record; !hit.Unsettled || !hit.Held || string(hit.Header) != "new" || hit.Version != version {
+		f.Errorf("the hit carries the record as it was: %+v", hit)
+	}
+	f.hits(f.probe(nil, store.Probe{String: "n"}), "a", "other")
+	f.hits(f.probe(nil, store.Probe{String: "n", Except: "y"}), "other")
+	if f.h.Advance != nil {
+		// The end is rounded as any mark's.
+		end := f.now().Truncate(time.Millisecond).Add(time.Second)
+		w = f.write("a", version)
+		w.RenewMarks, w.Until = true, end.Add(time.Nanosecond)
+		version = f.put(w)
+		f.reach(end.Add(time.Millisecond - time.Microsecond))
+		f.hits(f.probe(nil, store.Probe{String: "m"}, store.Probe{String: "n"}), "a", "other")
+		f.reach(end.Add(time.Millisecond))
+		f.hits(f.probe(nil, store.Probe{String: "m"}))
+		f.hits(f.probe(nil, store.Probe{String: "n"}), "other")
+	}
+	w = f.write("a", version)
+	w.RenewMarks, w.Until = true, f.now()
+	version = f.put(w)
+	f.reach(w.Until.Add(time.Millisecond))
+	f.hits(f.probe(nil, store.Probe{String: "m"}))
+	f.hits(f.probe(nil, store.Probe{String: "n"}), "other")
+	// What is over comes back, and goes on without an end.
+	w = f.write("a", version)
+	w.RenewMarks = true
+	version = f.put(w)
+	f.hits(f.probe(nil, store.Probe{String: "m"}), "a")
+	f.hits(f.probe(nil, store.Probe{String: "n"}), "a", "other")
+	f.remove("a", version)
+	f.hits(f.probe(nil, store.Probe{String: "m"}))
+	// A record without marks has none to renew, nor has a new one.
+	for key, version := range map[string]uint64{"bare": f.mark("bare"), "new": 0} {
+		w = f.write(key, version)
+		w.RenewMarks, w.Until = true, f.now().Add(time.Hour)
+		f.put(w)
+	}
+	f.hits(f.probe(nil, store.Probe{String: "m"}, store.Probe{String: "n"}), "other")
+}
+
+func renewEnds(f *fixture) {
+	now := f.now()
+	past, future := now.Add(-time.Hour), now.Add(time.Hour)
+	for name, untils := range map[string][2]time.Time{
+		"one end": {future, future}, "two ends": {past, future}, "over": {past, past}, "never": {}, "never and an end": {{}, past},
+	} {
+		for _, kept := range []bool{false, true} {
+			s := fmt.Sprintf("%s, kept %t", name, kept)
+			version := f.mark(s, store.Mark{String: s, Until: untils[0]}, store.Mark{String: s, Tag: "x", Until: untils[1]})
+			if kept {
+				w := f.write(s, version)
+				w.KeepMarks = true
+				version = f.put(w)
+			}
+			for _, until := range []time.Time{past, future, past, {}, past} {
+				w := f.write(s, version)
+				w.RenewMarks, w.Until = true, until
+				version = f.put(w)
+				for _, except := range []string{"x", "y"} {
+					result := f.probe(nil, store.Probe{String: s, Except: except})
+					if until.Equal(past) {
+						f.hits(result)
+					} else {
+						f.hits(result, s)
+					}
+				}
+			}
+		}
+	}
+}
+
+func renewRefused(f *fixture) {
+	version := f.mark("a", store.Mark{String: "m"})
+	f.count("b", store.MeterEntry{Meter: "full", Amount: "1"})
+	covered := []store.Watermark{f.probe(nil, store.Probe{String: "m"}).Watermark}
+	w := f.write("a", version+1)
+	w.RenewMarks, w.Until = true, f.now().Add(-time.Hour)
+	f.outcome(f.update(w), store.Mismatch)
+	w.Expected, w.Meters = version, []store.MeterEntry{{Meter: "full", Amount: "1", Limit: "1"}}
+	f.outcome(f.update(w), store.OverLimit)
+	f.hits(f.probe(nil, store.Probe{String: "m"}), "a")
+	f.hits(f.probe(covered, store.Probe{String: "m"}))
+	// With an entry that fits it is written, and once only.
+	w.Meters[0].Limit = "2"
+	version = f.put(w)
+	f.sum("full", "2")
+	f.hits(f.probe(nil, store.Probe{String: "m"}))
+	if again := f.put(w); again != version {
+		f.Errorf("the same write again has version %d, the first had %d", again, version)
+	}
+	w.Meters, w.Expected, w.Nonce, w.Until = nil, version, f.nonce(), f.now().Add(time.Hour)
+	version = f.put(w)
+	covered = append(covered, f.probe(nil, store.Probe{String: "m"}).Watermark)
+	if again := f.put(w); again != version {
+		f.Errorf("the same write again has version %d, the first had %d", again, version)
+	}
+	f.hits(f.probe(covered, store.Probe{String: "m"}))
+}
+
 func deleteMarks(f *fixture) {
 	version := f.mark("a", store.Mark{String: "m"}, store.Mark{String: "n", Tag: "x"})
 	f.remove("a", version)
@@ -782,6 +894,21 @@ func restamped(f *fixture) {
 	f.remove("a", version)
 	f.mark("a", store.Mark{String: "m"})
 	f.hits(f.probe(covered, store.Probe{String: "m"}), "a")
+}
+
+func renewedStamps(f *fixture) {
+	version := f.mark("a", store.Mark{String: "m"}, store.Mark{String: "n", Tag: "x"})
+	end := f.now().Add(time.Hour)
+	// To the same end, too.
+	for _, until := range []time.Time{{}, end, end, {}} {
+		covered := []store.Watermark{f.probe(nil, store.Probe{String: "m"}).Watermark}
+		f.hits(f.probe(covered, store.Probe{String: "m"}, store.Probe{String: "n"}))
+		w := f.write("a", version)
+		w.RenewMarks, w.Until = true, until
+		version = f.put(w)
+		f.hits(f.probe(covered, store.Probe{String: "m"}), "a")
+		f.hits(f.probe(covered, store.Probe{String: "n"}), "a")
+	}
 }
 
 func watermarksAddUp(f *fixture) {
@@ -1178,19 +1305,32 @@ func invalidRequests(f *fixture) {
 		"absent":      {Expected: 0},
 		"with marks":  {Expected: version, Marks: []store.Mark{{String: "m"}}},
 		"keeps marks": {Expected: version, KeepMarks: true},
+		"renews them": {Expected: version, RenewMarks: true},
+		"an end":      {Expected: version, Until: time.Unix(1e9, 0)},
 		"with meters": {Expected: version, Meters: []store.MeterEntry{{Meter: "m"}}},
 	} {
 		w.Epoch, w.Key, w.Nonce = identity.Epoch, "present", f.nonce()
 		_, err := f.s.Update(ctx, w)
 		f.fails(err, store.ErrInvalid, "delete "+name)
 	}
-	w := f.write("present", version)
-	w.KeepMarks, w.Marks = true, []store.Mark{{String: "m"}}
-	_, err := f.s.Update(ctx, w)
-	f.fails(err, store.ErrInvalid, "KeepMarks with marks")
+	for name, spoil := range map[string]func(w *store.Write){
+		"KeepMarks and marks":             func(w *store.Write) { w.KeepMarks, w.Marks = true, []store.Mark{{String: "m"}} },
+		"RenewMarks and marks":            func(w *store.Write) { w.RenewMarks, w.Marks = true, []store.Mark{{String: "m"}} },
+		"KeepMarks and RenewMarks":        func(w *store.Write) { w.KeepMarks, w.RenewMarks = true, true },
+		"KeepMarks and an end":            func(w *store.Write) { w.KeepMarks, w.Until = true, time.Unix(1e9, 0) },
+		"an end without RenewMarks":       func(w *store.Write) { w.Until = time.Unix(1e9, 0) },
+		"RenewMarks until the year 10000": func(w *store.Write) { w.RenewMarks, w.Until = true, time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) },
+	} {
+		w := f.write("present", version)
+		spoil(&w)
+		_, err := f.s.Update(ctx, w)
+		f.fails(err, store.ErrInvalid, "Update with "+name)
+	}
 	for name, spoil := range map[string]func(r *store.Reserve){
 		"no record":           func(r *store.Reserve) { r.Record = nil },
 		"KeepMarks":           func(r *store.Reserve) { r.KeepMarks = true },
+		"RenewMarks":          func(r *store.Reserve) { r.RenewMarks = true },
+		"an end of no mark":   func(r *store.Reserve) { r.Until = time.Unix(1e9, 0) },
 		"empty probe":         func(r *store.Reserve) { r.Probes = []store.Probe{{String: "m"}, {}} },
 		"probe too long":      func(r *store.Reserve) { r.Probes = []store.Probe{{String: long}} },
 		"excepted too long":   func(r *store.Reserve) { r.Probes = []store.Probe{{String: "m", Except: long}} },
@@ -1215,7 +1355,7 @@ func invalidRequests(f *fixture) {
 		_, err := f.s.List(ctx, l)
 		f.fails(err, store.ErrInvalid, "List of "+name)
 	}
-	_, _, err = f.s.Get(ctx, "")
+	_, _, err := f.s.Get(ctx, "")
 	f.fails(err, store.ErrInvalid, "Get without a key")
 	_, _, err = f.s.Get(ctx, long)
 	f.fails(err, store.ErrInvalid, "Get with a key too long")
