@@ -74,7 +74,9 @@ func pair(t testing.TB, s store.Store, n int64) {
 		t.Errorf("Reserve: %+v, %v", result, err)
 		return
 	}
-	if result, err := s.Update(context.Background(), settlementOf(r, result.Version)); err != nil || result.Outcome != store.Written {
+	w := settlementOf(r, result.Version)
+	w.RenewMarks, w.Until, w.Marks = true, w.Marks[0].Until, nil
+	if result, err := s.Update(context.Background(), w); err != nil || result.Outcome != store.Written {
 		t.Errorf("Update: %+v, %v", result, err)
 	}
 }

@@ -179,6 +179,18 @@ func TestEndsInTheIndex(t *testing.T) {
 	if n := ask[int](t, admin, fmt.Sprintf("SELECT count(DISTINCT until) FROM %s.mark", schema)); n != len(marks) {
 		t.Errorf("%d ends in the index, want %d", n, len(marks))
 	}
+	// Renewed, they all end at once, and the index knows no end.
+	w.KeepMarks, w.RenewMarks, w.Until = false, true, until
+	update(9)
+	ends(never)
+	w.Until = time.Time{}
+	update(10)
+	ends(never)
+	w.Until = until
+	update(11)
+	w.KeepMarks, w.RenewMarks, w.Until = true, false, time.Time{}
+	update(12)
+	ends((until.UnixNano() + 999_999) / 1_000_000)
 	w.KeepMarks, w.Record, w.Nonce = false, nil, "gone"
 	result, err := s.Update(context.Background(), w)
 	if err != nil || result.Outcome != store.Written {
@@ -186,6 +198,28 @@ func TestEndsInTheIndex(t *testing.T) {
 	}
 	if n := ask[int](t, admin, fmt.Sprintf("SELECT count(*) FROM %s.mark", schema)); n != 0 {
 		t.Errorf("%d entries of no record", n)
+	}
+}
+
+// Most calls come to the short functions: they do not need write.
+func TestShortFunctions(t *testing.T) {
+	server, schema := sharedServer(t), newSchema()
+	s := open(t, postgres.Options{DSN: server.dsn("postgres"), Schema: schema})
+	initialise(t, s)
+	pair(t, s, calls.Add(1)) // a lane is made by write
+	server.exec(t, "postgres", fmt.Sprintf("ALTER FUNCTION %s.write RENAME TO unused", schema))
+	r := callOf(calls.Add(1))
+	w := settlementOf(r, await(t, inBackground(s, r), store.Written).Version)
+	for _, nonce := range []string{"as it is", "another end"} {
+		w.Nonce = nonce
+		result, err := s.Update(context.Background(), w)
+		if err != nil || result.Outcome != store.Written {
+			t.Fatalf("%s: %+v, %v", nonce, result, err)
+		}
+		w.Expected, w.Marks, w.RenewMarks, w.Until = result.Version, nil, true, time.Now().Add(time.Hour)
+	}
+	if _, err := s.Update(context.Background(), w); err == nil {
+		t.Error("the function write is still there")
 	}
 }
 
