@@ -291,7 +291,11 @@ func (e *Engine) write(p pending) (store.Write, error) {
 		if _, ends := p.to.standing(); ends {
 			at = e.noEarlier(at)
 		}
-		w.Marks = e.mutatedMarks(p.to, at)
+		if until, renews := p.to.renews(p.from, at); renews && !e.mutatedFree(p.to) {
+			w.RenewMarks, w.Until = true, until
+		} else {
+			w.Marks = e.mutatedMarks(p.to, at)
+		}
 	}
 	w.Meters = append(w.Meters, p.registeredMeters()...)
 	if to == Held || from == Held {

@@ -238,6 +238,28 @@ func (r *record) marks(now time.Time) []store.Mark {
 	return out
 }
 
+// renews says that the marks of the record are those of from, which is in flight, but for
+// one end of all of them: so they need not be given again.
+//
+// What the store has are the marks of from: every step into flight gives them, and steps
+// that leave it in flight keep them. The names are shared only by records of one process
+// of which the later was made from the earlier.
+func (r *record) renews(from *record, now time.Time) (until time.Time, renews bool) {
+	if from == nil || from.State != InFlight || from.named == nil || from.named != r.names() || from.identityTags() != r.identityTags() {
+		return time.Time{}, false
+	}
+	stands, ends := r.standing()
+	switch {
+	case !stands, r.State == Held && r.unsent():
+		return time.Time{}, false
+	case !ends:
+		return time.Time{}, true
+	case len(r.named.lookalike) > 0 && r.Policy.Lookalike != r.Policy.Window:
+		return time.Time{}, false
+	}
+	return now.Add(r.Policy.Window), true
+}
+
 // probes are what a step into flight asks, with the kind of each. first: it has no record.
 func (r *record) probes(first bool) (probes []store.Probe, kinds []string) {
 	n := r.names()

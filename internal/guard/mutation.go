@@ -87,12 +87,15 @@ func (e *Engine) mutatedFreeze() store.Watermark {
 }
 
 func (e *Engine) mutatedMarks(r *record, now time.Time) []store.Mark {
-	free := e.o.mutation == unknownIsFree && (r.State == Held || r.State == Released) ||
-		e.o.mutation == rejectedIsFree && r.State == Rejected
-	if free {
+	if e.mutatedFree(r) {
 		return nil
 	}
 	return r.marks(now)
+}
+
+func (e *Engine) mutatedFree(r *record) bool {
+	return e.o.mutation == unknownIsFree && (r.State == Held || r.State == Released) ||
+		e.o.mutation == rejectedIsFree && r.State == Rejected
 }
 
 func (e *Engine) mutatedCharges(r *record) {

@@ -5,10 +5,14 @@
 package guard
 
 import (
+	"context"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/holdfast-dev/holdfast/internal/store"
 )
 
 func TestAnOutcomeIsWrittenAndTold(t *testing.T) {
@@ -49,6 +53,91 @@ func TestAnOutcomeIsWrittenAndTold(t *testing.T) {
 			}
 		})
 	}
+}
+
+// updates keeps what a process has asked its store to update.
+type updates struct {
+	store.Store
+	asked []store.Write
+}
+
+func (u *updates) Update(ctx context.Context, w store.Write) (store.Result, error) {
+	u.asked = append(u.asked, w)
+	return u.Store.Update(ctx, w)
+}
+
+// Who settles what it has reserved does not give the marks again, unless they differ.
+func TestASettlementRenewsItsMarks(t *testing.T) {
+	checked := storyPolicy()
+	checked.Check = &CheckPolicy{Timeout: time.Second, Initial: time.Second, Max: time.Minute, Factor: 2, Deadline: time.Hour}
+	alike, other := storyPolicy(), storyPolicy()
+	alike.Lookalike, other.Lookalike = storyWindow, storyWindow/2
+	for _, row := range []struct {
+		name   string
+		p      Policy
+		res    Result
+		renews bool
+		ends   bool
+		marks  bool
+	}{
+		{"succeeded", storyPolicy(), paid("re_1"), true, true, false},
+		{"declined", storyPolicy(), declined(), false, false, false},
+		{"refused to connect", storyPolicy(), unreachable(), false, false, false},
+		{"timed out", storyPolicy(), lost(), true, false, false},
+		{"accepted", checked, accepted(), true, false, false},
+		{"succeeded, and compared by recipient and amount for as long", alike, paid("re_1"), true, true, false},
+		{"succeeded, and compared by recipient and amount for less long", other, paid("re_1"), false, true, true},
+		{"timed out, and compared by recipient and amount for less long", other, lost(), true, false, false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := tell(t)
+			spy := &updates{Store: s.net}
+			s.Engine = New(spy, s.id, s.opts)
+			c := s.call("intent-1", "order/9")
+			c.Recipient = "a1"
+			ticket := s.sendUnder(c, row.p)
+			reserved := ticket.rec.marks(time.Time{})
+			s.settle(ticket, row.res)
+			w := spy.asked[len(spy.asked)-1]
+			if w.RenewMarks != row.renews || (len(w.Marks) > 0) != row.marks || w.KeepMarks {
+				t.Fatalf("renews %t, keeps %t, gives %+v", w.RenewMarks, w.KeepMarks, w.Marks)
+			}
+			if !row.renews {
+				return
+			}
+			if w.Until.IsZero() == row.ends {
+				t.Errorf("until %s", w.Until)
+			}
+			r := s.record(c.Key)
+			given := r.marks(w.Until.Add(-row.p.Window))
+			for i := range reserved {
+				reserved[i].Until = w.Until
+			}
+			if !reflect.DeepEqual(given, reserved) {
+				t.Errorf("renewed are %+v\nwould have been given %+v", reserved, given)
+			}
+		})
+	}
+	t.Run("what another process has written", func(t *testing.T) {
+		s := tell(t)
+		spy := &updates{Store: s.net}
+		s.Engine = New(spy, s.id, s.opts)
+		c := s.call("intent-1", "order/9")
+		ticket := s.send(c)
+		r := s.record(c.Key)
+		w, err := s.write(pending{from: r, to: r.clone(), on: onRegister, now: r.Changed, nonce: s.o.Nonce(), keepMarks: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res, err := s.bolt.Update(s.ctx, w); err != nil || res.Outcome != store.Written {
+			t.Fatalf("%+v, %v", res, err)
+		}
+		s.settle(ticket, paid("re_1"))
+		if w := spy.asked[len(spy.asked)-1]; len(spy.asked) != 2 || w.RenewMarks || len(w.Marks) == 0 {
+			t.Errorf("of %d the last: renews %t, gives %+v", len(spy.asked), w.RenewMarks, w.Marks)
+		}
+		s.inState(c, Succeeded)
+	})
 }
 
 func TestAFailureDoesNotEraseAnUnknown(t *testing.T) {

@@ -207,6 +207,7 @@ type world struct {
 	out     map[string]time.Time         // the store's time of the last Reserve
 	begun   map[string]int               // attempts since the last release
 	made    map[string]bool              // nonces of writes that were made: a repeated one changes nothing
+	marks   map[string][]store.Mark      // what each record has left
 
 	tracing   bool
 	trace     []string
@@ -513,7 +514,7 @@ func (s *simStore) Update(ctx context.Context, u store.Write) (res store.Result,
 	run := func() {
 		asked := u
 		if w.rule == marksKeepStamps && w.standsAlready(u) {
-			asked.KeepMarks, asked.Marks = true, nil
+			asked.KeepMarks, asked.Marks, asked.RenewMarks, asked.Until = true, nil, false, time.Time{}
 		}
 		if w.rule == freezeLate {
 			refused = w.refreeze(ctx, &asked, refused)
@@ -532,7 +533,7 @@ func (s *simStore) Update(ctx context.Context, u store.Write) (res store.Result,
 // standsAlready: the record has marks of an earlier state.
 func (w *world) standsAlready(u store.Write) bool {
 	s := w.state[u.Key]
-	return len(u.Marks) > 0 && (s == InFlight || s == Held)
+	return (len(u.Marks) > 0 || u.RenewMarks) && (s == InFlight || s == Held)
 }
 
 // refreeze puts the watermark of this very moment into a new hold.
@@ -572,7 +573,7 @@ func (w *world) judgeReserve(a *actor, r store.Reserve, res store.Result) {
 		if w.made[r.Nonce] {
 			return
 		}
-		w.made[r.Nonce] = true
+		w.made[r.Nonce], w.marks[r.Key] = true, r.Marks
 		var h header
 		var b body
 		if unpack(r.Record.Header, &h, (*header).fields) != nil || unpack(r.Record.Body, &b, (*body).fields) != nil {
@@ -640,6 +641,36 @@ func (w *world) slots() map[string]int {
 	return out
 }
 
+// judgeMarks: marks that are renewed are what would have been given.
+func (w *world) judgeMarks(u store.Write) {
+	switch {
+	case u.KeepMarks:
+	case !u.RenewMarks:
+		w.marks[u.Key] = u.Marks
+	default:
+		sr := *u.Record
+		sr.Key = u.Key
+		r, err := decode(&sr)
+		if err != nil {
+			w.violate("unreadable record: %v", err)
+			return
+		}
+		marks := map[[2]string]bool{}
+		for _, m := range w.marks[u.Key] {
+			marks[[2]string{m.String, m.Tag}] = true
+		}
+		given := r.marks(u.Until.Add(-r.Policy.Window))
+		for _, m := range given {
+			if until := m.Until; !marks[[2]string{m.String, m.Tag}] || !until.Equal(u.Until) {
+				w.violate("%s renews its marks until %s, and would have given another: %+v", w.name(u.Key), u.Until, m)
+			}
+		}
+		if len(given) != len(w.marks[u.Key]) {
+			w.violate("%s renews %d marks, and would have given %d", w.name(u.Key), len(w.marks[u.Key]), len(given))
+		}
+	}
+}
+
 func (w *world) judgeUpdate(u store.Write, refused uint64) {
 	if isRate(u.Key) {
 		return
@@ -656,6 +687,7 @@ func (w *world) judgeUpdate(u store.Write, refused uint64) {
 	}
 	was := w.state[u.Key]
 	w.state[u.Key] = h.State
+	w.judgeMarks(u)
 	if !u.KeepMarks {
 		w.changed[u.Key], w.at[u.Key] = w.seq, w.t
 	}
@@ -1478,7 +1510,7 @@ func newWorld(seed uint64, rule worldRule, m mutation, dir string, tracing bool)
 		byKey: map[string]*simIntent{}, changed: map[string]uint64{}, state: map[string]State{},
 		engineOf: map[*Ticket]*Engine{}, out: map[string]time.Time{}, begun: map[string]int{}, tries: []int{0, 2, 4}[seed%3],
 		frozen: map[string]map[int]uint64{}, covers: map[string]uint64{}, rseq: map[string]map[int][2]uint64{},
-		made: map[string]bool{}, at: map[string]time.Duration{}, aged: map[string]map[string]bool{}, knew: map[string]map[string]bool{}, known: map[string]bool{}, seen: map[string]map[string]bool{}, denied: map[string]bool{},
+		made: map[string]bool{}, marks: map[string][]store.Mark{}, at: map[string]time.Duration{}, aged: map[string]map[string]bool{}, knew: map[string]map[string]bool{}, known: map[string]bool{}, seen: map[string]map[string]bool{}, denied: map[string]bool{},
 	}
 	// The dice of the limits are their own, so that a world without them is as it was.
 	if limits := rand.New(rand.NewPCG(seed, 2)); limits.IntN(6) == 0 {
