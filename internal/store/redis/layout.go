@@ -162,14 +162,15 @@ type packer struct {
 	texts places[string]
 	sums  [][hashSize]byte
 	bytes []byte // of the last text
-	// asked are the strings whose values the script reads: those of the probes, and then others
-	// of marks.
-	asked places[[hashSize]byte]
-	which []byte
+	// If there are probes, of each string of strings whether one asks for it: 0 if not, 1 if no tag
+	// is excepted, or 2 and the place of that tag. which are the strings of the probes.
+	kinds []int
+	tags  places[[hashSize]byte]
+	which []int
 
-	// The marks, when each ends, and what is kept of them; their strings, and the first mark of
-	// each; how many strings have one mark without a tag and come before all others; and of those
-	// the value as long as nobody else has marks of it.
+	// The marks, when each ends, and what is kept of them; their strings, and then others of
+	// probes; the first mark of each; how many strings have one mark without a tag and come before
+	// all others; and of those the value as long as nobody else has marks of it.
 	marks   places[mark]
 	ends    []int64
 	kept    []byte
@@ -185,15 +186,15 @@ var packers = sync.Pool{New: func() any { return new(packer) }}
 const mostKept = 256
 
 func (p *packer) free() {
-	if len(p.texts.all) > mostKept || len(p.asked.all) > mostKept || len(p.marks.all) > mostKept {
+	if len(p.texts.all) > mostKept || len(p.strings.all) > mostKept || len(p.marks.all) > mostKept {
 		return
 	}
 	p.texts.reset()
-	p.asked.reset()
+	p.tags.reset()
 	p.marks.reset()
 	p.strings.reset()
 	p.sums, p.ends, p.first = p.sums[:0], p.ends[:0], p.first[:0]
-	p.which, p.kept, p.alone, p.plain = p.which[:0], p.kept[:0], p.alone[:0], 0
+	p.kinds, p.which, p.kept, p.alone, p.plain = p.kinds[:0], p.which[:0], p.kept[:0], p.alone[:0], 0
 	packers.Put(p)
 }
 
@@ -343,6 +344,34 @@ func (p *packer) pack(id string, marks []store.Mark) (end int64, ownEnds bool) {
 		binary.BigEndian.PutUint32(p.alone[at:], uint32(len(p.alone)-at-4))
 	}
 	return end, ownEnds
+}
+
+// probe puts the strings of the probes with those of the marks. One that is probed for with
+// several tags excepted is there so many times.
+func (p *packer) probe(probes []store.Probe) {
+	if len(probes) == 0 {
+		return
+	}
+	p.kinds = append(p.kinds, make([]int, len(p.strings.all))...)
+	for _, probe := range probes {
+		sum, kind := p.hash(probe.String), 1
+		if probe.Except != "" {
+			tag := p.hash(probe.Except)
+			i, _ := p.tags.of(tag, tag[0])
+			kind = 2 + i
+		}
+		i, known := p.strings.of(sum, sum[0])
+		if known && p.kinds[i] != 0 && p.kinds[i] != kind {
+			i, known = len(p.strings.all), false
+			p.strings.add(sum, sum[0])
+		}
+		if known {
+			p.kinds[i] = kind
+		} else {
+			p.kinds = append(p.kinds, kind)
+		}
+		p.which = append(p.which, i)
+	}
 }
 
 // appendGroup appends the group of a single record.

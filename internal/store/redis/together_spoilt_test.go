@@ -288,7 +288,7 @@ func TestTogetherKilled(t *testing.T) {
 		batch := g.batch(6)
 		for i := range batch {
 			r := &batch[i]
-			if r.Record == nil || r.KeepMarks || slices.ContainsFunc(g.recent, func(o store.Reserve) bool { return o.Nonce == r.Nonce }) {
+			if r.Record == nil || r.KeepMarks || r.RenewMarks || slices.ContainsFunc(g.recent, func(o store.Reserve) bool { return o.Nonce == r.Nonce }) {
 				continue
 			}
 			r.Marks = slices.Clone(r.Marks)

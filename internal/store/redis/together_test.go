@@ -169,7 +169,19 @@ func (g *together) draw() store.Reserve {
 		}
 	}
 	probes := g.chance(40)
-	if w.KeepMarks = !probes && r.Expected > 0 && g.chance(40); !w.KeepMarks {
+	keeps := !probes && g.chance(55)
+	switch {
+	case !keeps:
+	case g.chance(50):
+		w.KeepMarks = r.Expected > 0
+	default:
+		w.RenewMarks = true
+		if g.chance(70) {
+			w.Until = g.now.Add(time.Duration(g.IntN(2000)-100) * time.Millisecond)
+		}
+	}
+	keeps = w.KeepMarks || w.RenewMarks
+	if !keeps {
 		for range g.IntN(6) {
 			m := store.Mark{String: g.mark()}
 			if g.chance(40) {
@@ -198,10 +210,10 @@ func (g *together) draw() store.Reserve {
 		}
 		r.Probes = append(r.Probes, p)
 	}
-	if !w.KeepMarks && g.chance(30) {
+	if !keeps && g.chance(30) {
 		w.Marks = append(w.Marks, store.Mark{String: g.fresh(), Tag: g.tag()})
 	}
-	if !w.KeepMarks && g.chance(30) {
+	if !keeps && g.chance(30) {
 		w.Marks = append(w.Marks, store.Mark{String: common})
 	}
 	for len(r.Probes) > 0 && len(g.watermarks) > 0 && g.chance(50) {

@@ -91,6 +91,7 @@ const (
 	modeRemove  = 0
 	modeKeep    = 1
 	modeReplace = 2
+	modeRenew   = 3
 )
 
 // arguments are those of a step of lua/write.lua, in memory of their own: they may be sent
@@ -103,6 +104,8 @@ func arguments(id string, w store.Write, probes []store.Probe, covered uint64) (
 		mode = modeRemove
 	case w.KeepMarks:
 		mode = modeKeep
+	case w.RenewMarks:
+		mode = modeRenew
 	}
 	if r := w.Record; r != nil {
 		due, size = milliseconds(r.Due, false), len(r.Header)+len(r.Body)
@@ -115,45 +118,50 @@ func arguments(id string, w store.Write, probes []store.Probe, covered uint64) (
 	}
 	p := packers.Get().(*packer)
 	defer p.free()
-	// Each string is asked for once, be it for probes or for marks.
-	for _, probe := range probes {
-		sum := p.hash(probe.String)
-		p.asked.add(sum, sum[0])
-	}
 	end, ownEnds := p.pack(id, w.Marks)
 	if ownEnds {
 		flags |= flagOwnEnds
 	}
-	p.asked.index()
-	for _, text := range p.strings.all {
-		i, _ := p.asked.of(text, text[0])
-		p.which = append(p.which, byte((i+1)>>16), byte((i+1)>>8), byte(i+1))
+	if w.RenewMarks {
+		end = milliseconds(w.Until, true)
 	}
-	if len(p.asked.all) >= 1<<24 {
-		return nil, fmt.Errorf("%w: %d strings of probes and marks", store.ErrInvalid, len(p.asked.all))
-	}
-	const numbers = 4*6 + 2 + 5*4
-	var b strings.Builder // whose text is not copied
-	b.Grow(numbers + (len(p.asked.all)+len(probes))*hashSize + len(probes) + len(p.which) + len(p.alone) + len(p.kept) + size)
-	var scratch [numbers]byte
+	marked := len(p.strings.all)
+	p.probe(probes)
+	var scratch [128]byte // of most
 	n := scratch[:0]
 	for _, number := range []int64{int64(min(w.Expected, mostVersions)), due, end, int64(covered)} {
 		n = append48(n, number)
 	}
 	n = append(n, mode, flags)
-	for _, number := range []int{len(probes), len(p.asked.all) - len(probes), len(p.strings.all), p.plain, len(w.Meters)} {
+	for _, number := range []int{len(p.strings.all), marked, p.plain, len(probes), len(w.Meters)} {
 		n = binary.BigEndian.AppendUint32(n, uint32(number))
 	}
-	b.Write(n)
-	for i := range p.asked.all {
-		b.Write(p.asked.all[i][:])
+	n = binary.BigEndian.AppendUint16(n, uint16(len(w.Key)))
+	n = append(binary.BigEndian.AppendUint16(n, uint16(len(w.Nonce))), w.Nonce...)
+	n = appendScore(n, due)
+	if end == 0 {
+		n = appendScore(n, endsNever)
+	} else {
+		n = appendScore(n, end-endsBelow)
 	}
-	for _, probe := range probes {
-		var tag [hashSize]byte
-		if probe.Except != "" {
-			tag = p.hash(probe.Except)
+	tagsAt := len(n) + len(p.strings.all)*hashSize + len(p.kinds)*3 + len(probes)*4 + len(p.alone)
+	if tagsAt+len(p.tags.all)*hashSize >= 1<<24 {
+		return nil, fmt.Errorf("%w: %d strings of probes and marks", store.ErrInvalid, len(p.strings.all))
+	}
+	var b strings.Builder // whose text is not copied
+	b.Grow(tagsAt + len(p.tags.all)*hashSize + len(w.Key) + len(p.kept) + size)
+	b.Write(n)
+	for i := range p.strings.all {
+		b.Write(p.strings.all[i][:])
+	}
+	for _, kind := range p.kinds {
+		if kind > 1 {
+			kind = tagsAt + (kind-2)*hashSize + 1
 		}
-		b.Write(tag[:])
+		write24(&b, kind)
+	}
+	for _, i := range p.which {
+		write24(&b, i+1)
 	}
 	for _, probe := range probes {
 		first := byte('0')
@@ -162,20 +170,23 @@ func arguments(id string, w store.Write, probes []store.Probe, covered uint64) (
 		}
 		b.WriteByte(first)
 	}
-	b.Write(p.which)
 	b.Write(p.alone)
+	for i := range p.tags.all {
+		b.Write(p.tags.all[i][:])
+	}
 	packed := b.Len()
+	b.WriteString(w.Key)
 	b.Write(p.kept)
-	marks := b.Len()
-	header := marks
+	names := b.Len()
+	header := names
 	if r := w.Record; r != nil {
 		b.Write(r.Header)
 		header = b.Len()
 		b.Write(r.Body)
 	}
 	all := b.String()
-	args := make([]string, 0, 6+3*len(w.Meters))
-	args = append(args, w.Nonce, w.Key, all[marks:header], all[header:], all[packed:marks], all[:packed])
+	args := make([]string, 0, 4+3*len(w.Meters))
+	args = append(args, all[packed:names], all[names:header], all[header:], all[:packed])
 	for _, m := range w.Meters {
 		amount, err := canonical(m.Amount)
 		if err != nil {
@@ -184,6 +195,20 @@ func arguments(id string, w store.Write, probes []store.Probe, covered uint64) (
 		args = append(args, hash(m.Meter), amount, m.Limit)
 	}
 	return args, nil
+}
+
+// appendScore appends a score as it is given to a command, after its length.
+func appendScore(b []byte, score int64) []byte {
+	at := len(b)
+	b = strconv.AppendInt(append(b, 0), score, 10)
+	b[at] = byte(len(b) - at - 1)
+	return b
+}
+
+func write24(b *strings.Builder, n int) {
+	b.WriteByte(byte(n >> 16))
+	b.WriteByte(byte(n >> 8))
+	b.WriteByte(byte(n))
 }
 
 // result reads the answer of lua/write.lua to a step.

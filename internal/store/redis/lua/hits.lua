@@ -8,19 +8,17 @@
 -- by one, in pages.
 
 -- search returns nil, or what was hit: count, whether each probe was hit, and the
--- most telling records with their probes. m are the functions of marks. The first n of
--- strings are those of the probes, with the values of these, a function that gives their
--- excepted tags, and firsts; own is the record that is not hit; covered is the highest
--- stamp passed over.
-local function search(m, strings, n, values, excepted, firsts, own, covered, ms)
+-- most telling records with their probes. m are the functions of marks. Of the probes
+-- come their strings, with the values of these, their excepted tags, '' for none, and
+-- firsts; own is the record that is not hit; covered is the highest stamp passed over.
+local function search(m, strings, values, tags, firsts, own, covered, ms)
   -- KEPT bounds of how many records of large groups something is kept.
   local MAXHITS, PAGE, KEPT = 64, 256, 50000
   local call, sub, P = redis.call, string.sub, ARGV[1]
   local tagsOf, groupsOf, facts, ending, score, over = m.tagsOf, m.groupsOf, m.facts, m.ending, m.score, m.over
   local probes, byString = {}, {}
-  for i = 1, n do
-    local hash = strings[i]
-    local p = {except = excepted(i), first = sub(firsts, i, i) == '1', groups = {}}
+  for i, hash in ipairs(strings) do
+    local p = {except = tags[i], first = sub(firsts, i, i) == '1', groups = {}}
     probes[i] = p
     local of = byString[hash]
     if not of then

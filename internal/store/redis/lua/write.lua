@@ -2,29 +2,27 @@
 -- goes wrong with one is nothing to the others. An Update has no probes.
 --
 -- KEYS: meta, due, held, sums, marks; then of each step its record, and its body.
--- ARGV: prefix, process, epoch; then of each step: nonce; the record's key; header, body,
--- marks; in one argument, because every one takes its time, packed: the expected version, due,
--- the common end of the marks, the highest stamp passed over, what becomes of the marks (0:
--- they are removed with the record, 1: kept, 2: replaced), flags, how many probes, strings
--- with marks that no probe asks for, strings with marks, those of them that come first and
--- have one mark without a tag, and meters there are; the hashes of
--- the strings of the probes and of those with marks that no probe asks for; of each probe the
--- hash of the excepted tag or zeros; of each 1 if its hits come first; of each string with
--- marks which one of the former it is, and then of each but the first ones, after its length,
--- its value if nobody else has marks of it; then, in arguments again, of each meter: hash,
--- amount, limit or ''.
+-- ARGV: prefix, process, epoch; then of each step, in few arguments, because every one takes
+-- its time: the record's key, and behind it its marks if they are replaced; header; body; and
+-- packed: the expected version, due, the common end of the marks, the highest stamp passed over,
+-- what becomes of the marks (0: they are removed with the record, 1: kept, 2: replaced, 3: kept,
+-- but with the common end and stamped anew), flags, how many strings are asked for, how many of
+-- them have marks, which come first, how many of these come first and have one mark without a
+-- tag, how many probes and meters there are, and how long the key is; nonce, and due and end as
+-- scores, each after its length; the hashes of the strings; if there are probes, of each string whether
+-- one asks for it: 0 if not, 1 if no tag is excepted, or else where that tag's hash lies; of each probe which
+-- string it asks for, and of each 1 if its hits come first; of each string with marks but the
+-- first ones, after its length, its value if nobody else has marks of it; the hashes of tags;
+-- then, in arguments again, of each meter: hash, amount, limit or ''.
 -- → the count, the time, and then of each step: its version if it was written, 0 for none;
 -- an error; 'mismatch', record, body; 'blocked', watermark, and what search returned; 'full',
 -- index; 'watermark', the sequence. Or the count, 'epoch', the store's.
-local REMOVE, KEEP = 0, 1
-local NOTAG = '\0\0\0\0\0\0\0\0\0\0\0\0'
--- A step has STEP arguments, and three for each meter. How many meters there are is said at
--- COUNTED of what is packed, where the NUMBERS end. A record's value has three bytes for the
+local REMOVE, KEEP, RENEW = 0, 1, 3
+-- A step has STEP arguments, and three for each meter. A record's value has three bytes for the
 -- length of its marks and its meter entries.
-local STEP, COUNTED, NUMBERS, MOSTBYTES = 6, 43, 46, 16777216
+local STEP, MOSTBYTES = 4, 16777216
 -- A number that is given to a command takes much less time as format writes it.
 local format, find, char = string.format, string.find, string.char
-local never = format('%d', NEVER)
 
 -- split takes n values, each packed so, out of a string. How so many of them are packed is put
 -- together once.
@@ -89,9 +87,11 @@ local waiting, waits, wasSequence, wasCount = {}, {}, 0, 0
 -- strings of marks, each before its value, and the same by string; commands that few steps
 -- need; keys of records and bodies, each before its value.
 local dues, ranks, strings, told, rare, values = {}, {}, {}, {}, {}, {}
--- Tables that each step uses again: strings and values as it is about to add them; the sorted
--- sets of marks that it is put in, or moved in; and for each string whether it is in one.
-local own, lies, lieAt = {}, {}, {}
+-- How many of strings are there; what a step is about to add comes behind them. A table that
+-- each step uses again: the sorted sets of marks that it is put in, or moved in.
+local stringsEnd, lies = 0, {}
+-- Where the arguments of the next step begin.
+local nextAt = 4
 -- Which sorted sets of marks are such, and are here; and whether what is due is. Which bodies
 -- steps before have taken away. Whether any has written; whether some of what is just being
 -- written is; and what is said if that stayed so.
@@ -116,6 +116,9 @@ local function writeAll()
   put(dues, 'ZADD', KEYS[2])
   for name, list in pairs(ranks) do
     put(list, 'ZADD', name)
+  end
+  for i = #strings, stringsEnd + 1, -1 do
+    strings[i] = nil
   end
   put(strings, 'HSET', KEYS[5])
   for _, command in ipairs(rare) do
@@ -158,18 +161,23 @@ local function flush(whyNot)
   end
   wrote = wrote or begun
   waiting, waits, dues, ranks, strings, told, rare, values = {}, {}, {}, {}, {}, {}, {}, {}
+  stringsEnd = 0
   if not ok then
     error({err = why})
   end
 end
 
--- slow makes the functions of marks, which read what is written. What was told of the strings
--- that are asked for is put among what they have.
-local function slow(asked, have)
-  for i, hash in ipairs(asked or {}) do
-    have[i] = told[hash] or have[i]
+-- slow makes the functions of marks, which read what is written. What a step is about to add to
+-- strings, so many, stays.
+local function slow(last)
+  local own = {}
+  for i = 1, last do
+    own[i] = strings[stringsEnd + i]
   end
   flush()
+  for i = 1, last do
+    strings[i] = own[i]
+  end
   return marking()
 end
 
@@ -177,6 +185,15 @@ end
 -- record, and all that write one anew: 1, or 2 if sorted sets of marks are among what is
 -- written.
 local mayWrite, mayReplace = 0, 0
+
+-- withoutEnds are a record's marks, and none has an end of its own.
+local function withoutEnds(marks)
+  local parts = {}
+  marking().eachMark(marks, function(hash, tag)
+    parts[#parts + 1] = (tag == '' and '\0' or '\1') .. hash .. tag
+  end)
+  return table.concat(parts)
+end
 
 -- allowed finds out whether the user may write this record, anew or not, and the sorted set of
 -- that name if there is one.
@@ -206,10 +223,62 @@ local function isHere(name)
   end
 end
 
+-- metered are the sums of meters as they become, and the entries of a record that has these, and
+-- gets those that so many meters have from an argument on. An entry is its meter's hash and its
+-- amount, 0 for none. The third result is a meter that is full.
+local function metered(kept, mode, first, meters)
+  local compare, add, subtract = decimals()
+  local sums, entries, order, i = {}, {}, {}, 1
+  while i <= #kept do
+    local size = byte(kept, i + HASH)
+    local hash = sub(kept, i, i + HASH - 1)
+    entries[hash], order[#order + 1] = sub(kept, i + HASH + 1, i + HASH + size), hash
+    i = i + HASH + 1 + size
+  end
+  if mode == REMOVE then
+    for i, hash in ipairs(order) do
+      sums[i] = {hash = hash, amount = '0', limit = ''}
+    end
+  end
+  for i = 1, meters do
+    local at = first + 3 * (i - 1)
+    sums[i] = {hash = ARGV[at], amount = ARGV[at + 1], limit = ARGV[at + 2]}
+  end
+  for i, e in ipairs(sums) do
+    local before = entries[e.hash] or '0'
+    e.had = call('HGET', KEYS[4], e.hash)
+    e.sum = e.had or '0'
+    if before ~= e.amount then
+      local rest = subtract(e.sum, before)
+      if not rest then
+        damaged('a meter is less than what is in it')
+      end
+      e.sum = add(rest, e.amount)
+      if e.limit ~= '' and compare(e.amount, before) > 0 and compare(e.sum, e.limit) > 0 then
+        return nil, nil, i - 1
+      end
+    end
+    if not entries[e.hash] then
+      order[#order + 1] = e.hash
+    end
+    entries[e.hash] = e.amount
+  end
+  local parts = {}
+  for _, hash in ipairs(order) do
+    if entries[hash] ~= '0' then
+      parts[#parts + 1] = hash .. string.char(#entries[hash]) .. entries[hash]
+    end
+  end
+  return sums, table.concat(parts)
+end
+
 -- step is one of them: where its arguments begin, its record, its body, and the place of its answer.
 local function step(first, record, body, place)
-  local nonce, key, marks, packed = ARGV[first], ARGV[first + 1], ARGV[first + 4], ARGV[first + 5]
-  local expected, due, ends, covered, mode, flags, probes, fresh, n, plain, meters = unpackFrom('>I6I6I6I6BBI4I4I4I4I4', packed)
+  local ARGV, KEYS = ARGV, KEYS
+  local names, packed = ARGV[first], ARGV[first + 3]
+  local expected, due, ends, covered, mode, flags, asks, n, plain, probes, meters, keySize, nonce, dueScore, endScore, at =
+    unpackFrom('>I6I6I6I6BBI4I4I4I4I4I2I2c0Bc0Bc0', packed)
+  nextAt = first + STEP + 3 * meters
 
   if covered > sequence then
     return {'watermark', sequence}
@@ -225,19 +294,20 @@ local function step(first, record, body, place)
   end
   local value = call('GET', record)
   local version, wasDue, oldFlags, stamp, oldEnds, many, kept = 0, 0, 0, 0, 0, '', ''
-  -- Where its marks begin and end. What only has to be compared is not cut out of the value.
-  local marksAt, marksTo = 1, 0
+  -- Where its key is, and where its marks begin and end. What only has to be compared is not cut
+  -- out of the value.
+  local keyAt, marksAt, marksTo = 1, 1, 0
   if value then
     if byte(value, 1) ~= RECORD then
       refuse('HOLDFASTFORMAT', 'of a record: ' .. tostring(byte(value, 1)))
     end
     local _, nonces, keys, size, manys, entries, at
     version, _, wasDue, oldFlags, stamp, oldEnds, nonces, keys, size, manys, entries, at = unpackFrom(LAYOUT, value, 2)
-    local keyAt = at + nonces
+    keyAt = at + nonces
     marksAt = keyAt + keys
     marksTo = marksAt + size - 1
     local entriesAt = marksTo + 1 + manys
-    if keys ~= #key or find(value, key, keyAt, true) ~= keyAt then
+    if keys ~= keySize or find(value, keySize == #names and names or sub(names, 1, keySize), keyAt, true) ~= keyAt then
       damaged('two keys have one hash')
     end
     if version > sequence or stamp > version then
@@ -252,223 +322,199 @@ local function step(first, record, body, place)
     return {'mismatch', value, value and call('GET', body)}
   end
 
-  -- What becomes of the marks. The end of one lies in its record, so that for the same marks
-  -- again nothing changes but the rank and the end of those that lie in sorted sets.
+  -- What becomes of the marks, and those that are kept. The end of one lies in its record, so
+  -- that for the same marks again nothing changes but the rank and the end of those that lie in
+  -- sorted sets.
+  local keptMarks = (mode == KEEP or mode == RENEW) and value and sub(value, marksAt, marksTo) or ''
   if mode == KEEP then
-    marks, ends = value and sub(value, marksAt, marksTo) or '', oldEnds
+    ends = oldEnds
     if oldFlags >= OWNENDS then
       flags = flags + OWNENDS
     end
+  elseif mode == RENEW and oldFlags >= OWNENDS then
+    keptMarks = withoutEnds(keptMarks)
   end
-  local known = flags < OWNENDS and marksTo - marksAt + 1 == #marks
-    and (mode == KEEP or marks == '' or find(value, marks, marksAt, true) == marksAt)
-  -- Where what is packed begins, less one: the tags that probes except, which hits come first,
-  -- and which strings have marks.
-  local exceptAt = NUMBERS + (probes + fresh) * HASH
-  local firstAt = exceptAt + probes * HASH
-  local whichAt = firstAt + probes
-  local aloneAt = whichAt + 3 * n
+  local marksSize = #names - keySize + #keptMarks
+  local known = flags < OWNENDS and marksTo - marksAt + 1 == marksSize
+    and (marksSize == #keptMarks or find(value, names, keyAt, true) == keyAt)
   if known then
-    fresh, n = 0, 0
+    n = 0
   end
 
-  -- The strings that are probed for, and then the others with marks, and their values.
+  -- The strings that have marks, or are only probed for, and their values. Probes: mostly there
+  -- is nothing under what is probed for, or nothing but what the probe excepts and what the
+  -- record itself has left.
   local asked, have
-  if probes + fresh > 0 then
-    asked = split(HASHES, probes + fresh, packed, NUMBERS + 1)
-    have = fetch(asked, 1, probes + fresh)
-  end
-  -- What marking makes, once it is needed.
-  local m
-
-  -- Probes. Mostly there is nothing under what is probed for, or nothing but what the
-  -- probe excepts and what the record itself has left.
-  local found = false
-  for i = 1, probes do
-    local v = told[asked[i]] or have[i]
-    if v then
-      local except = sub(packed, exceptAt + (i - 1) * HASH + 1, exceptAt + i * HASH)
-      if except == NOTAG then
-        found = found or #v ~= 1 + HASH or sub(v, 2) ~= id
+  local kindsAt, found = at + asks * HASH, false
+  local whichAt = probes > 0 and kindsAt + 3 * asks or kindsAt
+  if n + probes > 0 then
+    asked = split(HASHES, asks, packed, at)
+    have = fetch(asked, 1, asks)
+    local told = told
+    for i = 1, asks do
+      local v = told[asked[i]]
+      if v then
+        have[i] = v
       else
-        local k = byte(v, 1)
-        if k < 254 then
-          found = found or k < 128 or sub(v, 2, 1 + HASH) ~= except or #v ~= 1 + HASH + (k - 128) * HASH
-        else
-          found = found or v ~= '\254\0\1' .. except
+        v = have[i]
+      end
+      if v and probes > 0 then
+        local kind = unpackFrom('>I3', packed, kindsAt + 3 * (i - 1))
+        if kind == 1 then
+          found = found or #v ~= 1 + HASH or sub(v, 2) ~= id
+        elseif kind > 1 then
+          local except, k = sub(packed, kind, kind + HASH - 1), byte(v, 1)
+          if k < 254 then
+            found = found or k < 128 or sub(v, 2, 1 + HASH) ~= except or #v ~= 1 + HASH + (k - 128) * HASH
+          else
+            found = found or v ~= '\254\0\1' .. except
+          end
         end
       end
     end
   end
+  -- What marking makes, once it is needed.
+  local m
   if found then
-    m = slow(asked, have)
-    local function excepted(i)
-      local tag = sub(packed, exceptAt + (i - 1) * HASH + 1, exceptAt + i * HASH)
-      return tag ~= NOTAG and tag or ''
+    m = slow(0)
+    local its, had, tags = {}, {}, {}
+    for i, k in ipairs(split(PLACES, probes, packed, whichAt)) do
+      local kind = unpackFrom('>I3', packed, kindsAt + 3 * (k - 1))
+      its[i], had[i], tags[i] = asked[k], have[k], kind > 1 and sub(packed, kind, kind + HASH - 1) or ''
     end
-    local hit = search(m, asked, probes, have, excepted, sub(packed, firstAt + 1, whichAt), id, covered, math.floor(micros / 1000))
+    local firstsAt = whichAt + 3 * probes
+    local hit = search(m, its, had, tags, sub(packed, firstsAt, firstsAt + probes - 1), id, covered, math.floor(micros / 1000))
     if hit then
       return {'blocked', sequence, unpack(hit)}
     end
   end
 
-  -- Meters. An entry is its meter's hash and its amount, 0 for none.
+  -- Meters.
   local sums
   if meters > 0 or mode == REMOVE and kept ~= '' then
-    local compare, add, subtract = decimals()
-    local entries, order, i = {}, {}, 1
-    sums = {}
-    while i <= #kept do
-      local size = byte(kept, i + HASH)
-      local hash = sub(kept, i, i + HASH - 1)
-      entries[hash], order[#order + 1] = sub(kept, i + HASH + 1, i + HASH + size), hash
-      i = i + HASH + 1 + size
+    local full
+    sums, kept, full = metered(kept, mode, first + STEP, meters)
+    if full then
+      return {'full', full}
     end
-    if mode == REMOVE then
-      for i, hash in ipairs(order) do
-        sums[i] = {hash = hash, amount = '0', limit = ''}
-      end
-    end
-    for i = 1, meters do
-      local at = first + STEP + 3 * (i - 1)
-      sums[i] = {hash = ARGV[at], amount = ARGV[at + 1], limit = ARGV[at + 2]}
-    end
-    for i, e in ipairs(sums) do
-      local before = entries[e.hash] or '0'
-      e.had = call('HGET', KEYS[4], e.hash)
-      e.sum = e.had or '0'
-      if before ~= e.amount then
-        local rest = subtract(e.sum, before)
-        if not rest then
-          damaged('a meter is less than what is in it')
-        end
-        e.sum = add(rest, e.amount)
-        if e.limit ~= '' and compare(e.amount, before) > 0 and compare(e.sum, e.limit) > 0 then
-          return {'full', i - 1}
-        end
-      end
-      if not entries[e.hash] then
-        order[#order + 1] = e.hash
-      end
-      entries[e.hash] = e.amount
-    end
-    local parts = {}
-    for _, hash in ipairs(order) do
-      if entries[hash] ~= '0' then
-        parts[#parts + 1] = hash .. string.char(#entries[hash]) .. entries[hash]
-      end
-    end
-    kept = table.concat(parts)
   end
 
   local newVersion = sequence + 1
   local rank = flags % OWNENDS >= NOTSETTLED and newVersion + UNSETTLED or newVersion
-  -- The sorted sets with marks that it keeps. The k-th of its marks begins at an offset; of
-  -- those that come first none has a tag.
+  -- The sorted sets with marks that it keeps. The k-th of its marks begins at an offset.
   local liesEnd = 0
   local i = known and find(many, '\1', 1, true)
   if i then
-    local k = math.min(i, plain + 1)
-    local at = 1 + (k - 1) * (1 + HASH)
+    local k, at = 1, marksAt
     while i do
       while k < i do
-        k, at = k + 1, at + (byte(marks, at) % 2 == 1 and 1 + 2 * HASH or 1 + HASH)
+        -- Up to the next byte that is 1, be it of a hash, no mark has a tag.
+        local untagged = math.ceil((find(value, '\1', at, true) - at) / (1 + HASH))
+        if untagged == 0 then
+          k, at = k + 1, at + 1 + 2 * HASH
+        else
+          untagged = math.min(untagged, i - k)
+          k, at = k + untagged, at + untagged * (1 + HASH)
+        end
       end
       liesEnd = liesEnd + 1
-      lies[liesEnd] = P .. 'm' .. sub(marks, at + 1, at + (byte(marks, at) % 2 == 1 and 2 * HASH or HASH))
+      lies[liesEnd] = P .. 'm' .. sub(value, at + 1, at + (byte(value, at) == 1 and 2 * HASH or HASH))
       isHere(lies[liesEnd])
       i = find(many, '\1', i + 1, true)
     end
+  elseif not known then
+    many = ''
   end
 
-  -- The strings with marks; and what each is to have if nobody else has marks of it, but for the
-  -- first ones, which are to have this record's without a tag.
-  local which, alone, all, had
-  local mine = '\1' .. id
-  if n > 0 then
-    which = split(PLACES, n, packed, whichAt + 1)
-    if n > plain then
-      alone = split(TEXTS, n - plain, packed, aloneAt + 1)
-    end
+  -- What each string is to have if nobody else has marks of it, but for the first ones, which are
+  -- to have this record's without a tag.
+  local mine, alone, had = '\1' .. id, nil, nil
+  if n > plain then
+    alone = split(TEXTS, n - plain, packed, whichAt + 4 * probes)
   end
-  all = n
+  local all = n
   if marksAt <= marksTo and not known then
     -- Marks that it had: strings of which it has none now come after the others.
-    m, which, alone, had = m or slow(asked, have), which or {}, alone or {}, {}
-    asked, have = asked or {}, have or {}
-    local at, before, others = {}, #asked, alone
+    m, had = m or slow(0), {}
+    local at, of, its, others = {}, {}, {}, alone
     alone = {}
     for i = 1, n do
-      at[asked[which[i]]], alone[i] = i, i <= plain and mine or others[i - plain]
+      of[i], its[i], at[asked[i]], alone[i] = asked[i], have[i], i, i <= plain and mine or others[i - plain]
     end
     plain = 0
     m.eachMark(sub(value, marksAt, marksTo), function(hash, tag)
       local i = at[hash]
       if not i then
         all = all + 1
-        i, asked[#asked + 1] = all, hash
-        at[hash], which[i], alone[i] = i, #asked, ''
+        i = all
+        at[hash], of[i], alone[i] = i, hash, ''
       end
-      if mode == KEEP then
+      if keptMarks ~= '' then
         alone[i] = alone[i] .. m.group(tag, id)
       end
       had[i] = had[i] or {}
       had[i][#had[i] + 1] = tag
     end)
-    for i, v in ipairs(fetch(asked, before + 1, #asked)) do
-      have[before + i] = v
+    for i, v in ipairs(fetch(of, n + 1, all)) do
+      its[n + i] = v
     end
+    asked, have = of, its
   end
 
   -- What becomes of the values of strings: mostly they are new, or get one mark more; or the
   -- mark is put in a sorted set. All else is for change.
-  local last, lying, set, gone, moves, lie, change = 0, false, nil, nil, nil, nil, nil
+  local last, set, gone, moves, lie, change = 0, nil, nil, nil, nil, nil
   for i = 1, all do
-    local at = which[i]
-    local hash, v = asked[at], told[asked[at]] or have[at]
-    lieAt[i] = '\0'
-    if not v and i <= plain then
-      own[last + 1], own[last + 2] = hash, mine
-      last = last + 2
-    else
-      local a, n = i <= plain and mine or alone[i - plain], v and byte(v, 1)
-      -- one is where the record's id would end what comes before it, if it has a single mark.
-      local one = not (had and had[i]) and (#a == 1 + HASH and 1 or #a == 1 + HASH + HASH and 1 + HASH)
-      if one and not v then
-        own[last + 1], own[last + 2] = hash, a
-        last = last + 2
-      elseif one and n < 254 and n % 128 < LARGE and #v == one + n % 128 * HASH and sub(v, 2, one) == sub(a, 2, one) then
-        -- All have its tag, or none.
-        own[last + 1], own[last + 2] = hash, char(n + 1) .. sub(v, 2) .. id
-        last = last + 2
-      elseif one and not change and flags < OWNENDS and v == (one == 1 and '\255\0\0' or '\254\0\1' .. sub(a, 2, one)) then
-        liesEnd, lieAt[i], lying = liesEnd + 1, '\1', true
+    local hash, v = asked[i], have[i]
+    -- one is where the record's id would end what comes before it, if it has a single mark.
+    local a, one, to, lying = mine, 1, nil, false
+    if i > plain then
+      a = alone[i - plain]
+      one = not (had and had[i]) and (#a == 1 + HASH and 1 or #a == 1 + HASH + HASH and 1 + HASH)
+    end
+    if one and not v then
+      to = a
+    elseif one then
+      local k = byte(v, 1)
+      if k < 254 then
+        k = k % 128
+        if k < LARGE and #v == one + k * HASH and (one == 1 or sub(v, 2, one) == sub(a, 2, one)) then
+          -- All have its tag, or none.
+          to = char(byte(v, 1) + 1) .. sub(v, 2) .. id
+        end
+      elseif not change and flags < OWNENDS and v == (one == 1 and '\255\0\0' or '\254\0\1' .. sub(a, 2, one)) then
+        liesEnd = liesEnd + 1
+        many = many .. string.rep('\0', i - 1 - #many) .. '\1'
         lies[liesEnd] = P .. 'm' .. hash .. sub(a, 2, one)
         isHere(lies[liesEnd])
-      else
-        if not change then
-          m, set, gone, moves, lie = m or slow(asked, have), {}, {}, {}, {}
-          for k = 1, liesEnd do
-            lie[sub(lies[k], #P + 2)] = true
-          end
-          change = changing(m, id, rank, flags, marks, ends, set, gone, moves, lie)
-        end
-        change(hash, v, m.groupsOf(a), had and had[i] or {})
+        lying = true
       end
+    end
+    if to then
+      local k = stringsEnd + last
+      strings[k + 1], strings[k + 2] = hash, to
+      last = last + 2
+    elseif not lying then
+      if not change then
+        m, set, gone, moves, lie = m or slow(last), {}, {}, {}, {}
+        for k = 1, liesEnd do
+          lie[sub(lies[k], #P + 2)] = true
+        end
+        change = changing(m, id, rank, flags, keptMarks .. sub(names, keySize + 1), ends, set, gone, moves, lie)
+      end
+      change(hash, v, m.groupsOf(a), had and had[i] or {})
     end
   end
   -- Which marks lie in sorted sets: as long as each string has a single one, there are as many of
   -- the one as of the other.
   if change then
-    many = m.manyAmong(marks, lie)
+    many = m.manyAmong(keptMarks .. sub(names, keySize + 1), lie)
     m.rewrite(moves)
-  elseif lying then
-    many = table.concat(lieAt, '', 1, n)
-  elseif not known then
-    many = ''
+  elseif many ~= '' then
+    many = many .. string.rep('\0', n - #many)
   end
 
-  if #marks >= MOSTBYTES or #kept >= MOSTBYTES or #many > 65535 then
+  if marksSize >= MOSTBYTES or #kept >= MOSTBYTES or #many > 65535 then
     refuse('HOLDFASTSIZE', 'of marks or meters')
   end
 
@@ -501,12 +547,14 @@ local function step(first, record, body, place)
       dueIsHere = false
     else
       local k = #dues
-      dues[k + 1], dues[k + 2] = format('%d', due), id
+      dues[k + 1], dues[k + 2] = dueScore, id
     end
   end
   if liesEnd > 0 then
     local itsRank, byRank, byEnd = format('%d', rank), 'r' .. id, 'e' .. id
-    local itsEnd = ends == 0 and never or format('%d', ends - BELOW)
+    if mode == KEEP then
+      endScore = format('%d', ends == 0 and NEVER or ends - BELOW)
+    end
     for i = 1, liesEnd do
       local list = ranks[lies[i]]
       if not list then
@@ -514,14 +562,13 @@ local function step(first, record, body, place)
         ranks[lies[i]] = list
       end
       local k = #list
-      list[k + 1], list[k + 2], list[k + 3], list[k + 4] = itsRank, byRank, itsEnd, byEnd
+      list[k + 1], list[k + 2], list[k + 3], list[k + 4] = itsRank, byRank, endScore, byEnd
     end
   end
-  local behind = #strings
-  for k = 1, last, 2 do
-    local hash, v = own[k], own[k + 1]
-    strings[behind + k], strings[behind + k + 1], told[hash] = hash, v, v
+  for k = stringsEnd + 1, stringsEnd + last, 2 do
+    told[strings[k]] = strings[k + 1]
   end
+  stringsEnd = stringsEnd + last
   if change then
     for _, move in ipairs(moves) do
       rare[#rare + 1] = move
@@ -550,7 +597,7 @@ local function step(first, record, body, place)
   if held ~= wasHeld then
     -- The held sort by key, byte for byte, and end with the id: a zero byte of the key is
     -- followed by 255, and the key ends with 0, 1.
-    local member = string.gsub(key, '%z', '\0\255') .. '\0\1' .. id
+    local member = string.gsub(sub(names, 1, keySize), '%z', '\0\255') .. '\0\1' .. id
     rare[#rare + 1] = held and {'ZADD', KEYS[3], 0, member} or {'ZREM', KEYS[3], member}
   end
 
@@ -563,9 +610,9 @@ local function step(first, record, body, place)
     end
     local k = #values
     values[k + 1], values[k + 2] = record, pack(VALUE, RECORD, newVersion, micros, due, flags, stamp, ends,
-      #nonce, #key, #marks, #many, #kept) .. nonce .. key .. marks .. many .. kept .. ARGV[first + 2]
-    if ARGV[first + 3] ~= '' then
-      values[k + 3], values[k + 4] = body, ARGV[first + 3]
+      #nonce, keySize, marksSize, #many, #kept) .. nonce .. names .. keptMarks .. many .. kept .. ARGV[first + 1]
+    if ARGV[first + 2] ~= '' then
+      values[k + 3], values[k + 4] = body, ARGV[first + 2]
     elseif value then
       rare[#rare + 1] = {'DEL', body}
       removed[body] = true
@@ -580,18 +627,16 @@ end
 if epoch ~= ARGV[3] then
   return {count, 'epoch', epoch}
 end
-local first = 4
 for i = 6, #KEYS, 2 do
   local place, ok, result = i / 2, not half, half
   if ok then
-    ok, result = pcall(step, first, KEYS[i], KEYS[i + 1], place)
+    ok, result = pcall(step, nextAt, KEYS[i], KEYS[i + 1], place)
   end
   if not ok and waits[#waits] == place then
     -- Of this step only a part waits, which nobody could tell from the others'.
     pcall(flush, said(result))
   end
   answer[place] = ok and result or {err = said(result)}
-  first = first + STEP + 3 * unpackFrom('>I4', ARGV[first + 5], COUNTED)
 end
 pcall(flush)
 if wrote then
