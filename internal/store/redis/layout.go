@@ -163,10 +163,11 @@ type packer struct {
 	sums  [][hashSize]byte
 	bytes []byte // of the last text
 	// If there are probes, of each string of strings whether one asks for it: 0 if not, 1 if no tag
-	// is excepted, or 2 and the place of that tag. which are the strings of the probes.
-	kinds []int
-	tags  places[[hashSize]byte]
-	which []int
+	// is excepted, or the place of that tag and 1. Of each probe which is its string, and tagAt the
+	// place of its tag, counted from 1, 0 for none.
+	kinds        []int
+	tags         places[[hashSize]byte]
+	which, tagAt []int
 
 	// The marks, when each ends, and what is kept of them; their strings, and then others of
 	// probes; the first mark of each; how many strings have one mark without a tag and come before
@@ -186,7 +187,7 @@ var packers = sync.Pool{New: func() any { return new(packer) }}
 const mostKept = 256
 
 func (p *packer) free() {
-	if len(p.texts.all) > mostKept || len(p.strings.all) > mostKept || len(p.marks.all) > mostKept {
+	if len(p.texts.all) > mostKept || len(p.strings.all) > mostKept || len(p.marks.all) > mostKept || len(p.which) > mostKept {
 		return
 	}
 	p.texts.reset()
@@ -194,7 +195,7 @@ func (p *packer) free() {
 	p.marks.reset()
 	p.strings.reset()
 	p.sums, p.ends, p.first = p.sums[:0], p.ends[:0], p.first[:0]
-	p.kinds, p.which, p.kept, p.alone, p.plain = p.kinds[:0], p.which[:0], p.kept[:0], p.alone[:0], 0
+	p.kinds, p.which, p.tagAt, p.kept, p.alone, p.plain = p.kinds[:0], p.which[:0], p.tagAt[:0], p.kept[:0], p.alone[:0], 0
 	packers.Put(p)
 }
 
@@ -354,12 +355,13 @@ func (p *packer) probe(probes []store.Probe) {
 	}
 	p.kinds = append(p.kinds, make([]int, len(p.strings.all))...)
 	for _, probe := range probes {
-		sum, kind := p.hash(probe.String), 1
+		sum, tagAt := p.hash(probe.String), 0
 		if probe.Except != "" {
 			tag := p.hash(probe.Except)
-			i, _ := p.tags.of(tag, tag[0])
-			kind = 2 + i
+			tagAt, _ = p.tags.of(tag, tag[0])
+			tagAt++
 		}
+		kind := tagAt + 1
 		i, known := p.strings.of(sum, sum[0])
 		if known && p.kinds[i] != 0 && p.kinds[i] != kind {
 			i, known = len(p.strings.all), false
@@ -370,7 +372,7 @@ func (p *packer) probe(probes []store.Probe) {
 		} else {
 			p.kinds = append(p.kinds, kind)
 		}
-		p.which = append(p.which, i)
+		p.which, p.tagAt = append(p.which, i), append(p.tagAt, tagAt)
 	}
 }
 

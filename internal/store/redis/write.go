@@ -144,24 +144,27 @@ func arguments(id string, w store.Write, probes []store.Probe, covered uint64) (
 	} else {
 		n = appendScore(n, end-endsBelow)
 	}
-	tagsAt := len(n) + len(p.strings.all)*hashSize + len(p.kinds)*3 + len(probes)*4 + len(p.alone)
-	if tagsAt+len(p.tags.all)*hashSize >= 1<<24 {
+	n = binary.BigEndian.AppendUint32(n, uint32(len(p.tags.all)*hashSize))
+	if len(p.strings.all) >= 1<<24 || len(p.tags.all) >= 1<<24 {
 		return nil, fmt.Errorf("%w: %d strings of probes and marks", store.ErrInvalid, len(p.strings.all))
 	}
 	var b strings.Builder // whose text is not copied
-	b.Grow(tagsAt + len(p.tags.all)*hashSize + len(w.Key) + len(p.kept) + size)
+	b.Grow(len(n) + (len(p.tags.all)+len(p.strings.all))*hashSize + len(p.kinds) + 7*len(probes) + len(p.alone) + len(w.Key) + len(p.kept) + size)
 	b.Write(n)
+	for i := range p.tags.all {
+		b.Write(p.tags.all[i][:])
+	}
 	for i := range p.strings.all {
 		b.Write(p.strings.all[i][:])
 	}
 	for _, kind := range p.kinds {
-		if kind > 1 {
-			kind = tagsAt + (kind-2)*hashSize + 1
-		}
-		write24(&b, kind)
+		b.WriteByte(byte(min(kind, 255)))
 	}
 	for _, i := range p.which {
 		write24(&b, i+1)
+	}
+	for _, i := range p.tagAt {
+		write24(&b, i)
 	}
 	for _, probe := range probes {
 		first := byte('0')
@@ -171,9 +174,6 @@ func arguments(id string, w store.Write, probes []store.Probe, covered uint64) (
 		b.WriteByte(first)
 	}
 	b.Write(p.alone)
-	for i := range p.tags.all {
-		b.Write(p.tags.all[i][:])
-	}
 	packed := b.Len()
 	b.WriteString(w.Key)
 	b.Write(p.kept)

@@ -8,11 +8,12 @@
 -- what becomes of the marks (0: they are removed with the record, 1: kept, 2: replaced, 3: kept,
 -- but with the common end and stamped anew), flags, how many strings are asked for, how many of
 -- them have marks, which come first, how many of these come first and have one mark without a
--- tag, how many probes and meters there are, and how long the key is; nonce, and due and end as
--- scores, each after its length; the hashes of the strings; if there are probes, of each string whether
--- one asks for it: 0 if not, 1 if no tag is excepted, or else where that tag's hash lies; of each probe which
--- string it asks for, and of each 1 if its hits come first; of each string with marks but the
--- first ones, after its length, its value if nobody else has marks of it; the hashes of tags;
+-- tag, how many probes and meters there are, and how long the key is; each after its length:
+-- nonce, due and end as scores, and the hashes of tags that probes except; the hashes of the
+-- strings; if there are probes, of each string a byte: 0 if none asks for it, 1 if one does that
+-- excepts no tag, or else the place of the tag and 1, or 255 if that is more; of each probe which
+-- string it asks for, the place of its tag, 0 for none, and 1 if its hits come first; of each
+-- string with marks but the first ones, after its length, its value if nobody else has marks of it;
 -- then, in arguments again, of each meter: hash, amount, limit or ''.
 -- → the count, the time, and then of each step: its version if it was written, 0 for none;
 -- an error; 'mismatch', record, body; 'blocked', watermark, and what search returned; 'full',
@@ -168,17 +169,17 @@ local function flush(whyNot)
 end
 
 -- slow makes the functions of marks, which read what is written. What a step is about to add to
--- strings, so many, stays.
+-- strings, up to there, stays; it returns also strings and where that ends then.
 local function slow(last)
   local own = {}
-  for i = 1, last do
-    own[i] = strings[stringsEnd + i]
+  for i = stringsEnd + 1, last do
+    own[i - stringsEnd] = strings[i]
   end
   flush()
-  for i = 1, last do
-    strings[i] = own[i]
+  if #own > 0 then
+    strings = own
   end
-  return marking()
+  return marking(), strings, #own
 end
 
 -- What the steps before have found out: that the user may use all commands that write a
@@ -276,8 +277,8 @@ end
 local function step(first, record, body, place)
   local ARGV, KEYS = ARGV, KEYS
   local names, packed = ARGV[first], ARGV[first + 3]
-  local expected, due, ends, covered, mode, flags, asks, n, plain, probes, meters, keySize, nonce, dueScore, endScore, at =
-    unpackFrom('>I6I6I6I6BBI4I4I4I4I4I2I2c0Bc0Bc0', packed)
+  local expected, due, ends, covered, mode, flags, asks, n, plain, probes, meters, keySize, nonce, dueScore, endScore, tags, at =
+    unpackFrom('>I6I6I6I6BBI4I4I4I4I4I2I2c0Bc0Bc0I4c0', packed)
   nextAt = first + STEP + 3 * meters
 
   if covered > sequence then
@@ -345,12 +346,12 @@ local function step(first, record, body, place)
   -- is nothing under what is probed for, or nothing but what the probe excepts and what the
   -- record itself has left.
   local asked, have
-  local kindsAt, found = at + asks * HASH, false
-  local whichAt = probes > 0 and kindsAt + 3 * asks or kindsAt
+  local found, kindsAt = false, at + asks * HASH
+  local probesAt = probes > 0 and kindsAt + asks or kindsAt
   if n + probes > 0 then
     asked = split(HASHES, asks, packed, at)
     have = fetch(asked, 1, asks)
-    local told = told
+    local told, single = told, 1 + HASH
     for i = 1, asks do
       local v = told[asked[i]]
       if v then
@@ -359,13 +360,15 @@ local function step(first, record, body, place)
         v = have[i]
       end
       if v and probes > 0 then
-        local kind = unpackFrom('>I3', packed, kindsAt + 3 * (i - 1))
+        local kind = byte(packed, kindsAt + i - 1)
         if kind == 1 then
-          found = found or #v ~= 1 + HASH or sub(v, 2) ~= id
+          found = found or #v ~= single or sub(v, 2) ~= id
+        elseif kind == 255 then
+          found = true
         elseif kind > 1 then
-          local except, k = sub(packed, kind, kind + HASH - 1), byte(v, 1)
+          local except, k = #tags == HASH and tags or sub(tags, (kind - 2) * HASH + 1, (kind - 1) * HASH), byte(v, 1)
           if k < 254 then
-            found = found or k < 128 or sub(v, 2, 1 + HASH) ~= except or #v ~= 1 + HASH + (k - 128) * HASH
+            found = found or k < 128 or #v ~= single + (k - 128) * HASH or sub(v, 2, single) ~= except
           else
             found = found or v ~= '\254\0\1' .. except
           end
@@ -377,13 +380,12 @@ local function step(first, record, body, place)
   local m
   if found then
     m = slow(0)
-    local its, had, tags = {}, {}, {}
-    for i, k in ipairs(split(PLACES, probes, packed, whichAt)) do
-      local kind = unpackFrom('>I3', packed, kindsAt + 3 * (k - 1))
-      its[i], had[i], tags[i] = asked[k], have[k], kind > 1 and sub(packed, kind, kind + HASH - 1) or ''
+    local its, had, excepts, firstsAt = {}, {}, {}, probesAt + 6 * probes
+    local which, tagAt = split(PLACES, probes, packed, probesAt), split(PLACES, probes, packed, probesAt + 3 * probes)
+    for i, k in ipairs(which) do
+      its[i], had[i], excepts[i] = asked[k], have[k], tagAt[i] > 0 and sub(tags, (tagAt[i] - 1) * HASH + 1, tagAt[i] * HASH) or ''
     end
-    local firstsAt = whichAt + 3 * probes
-    local hit = search(m, its, had, tags, sub(packed, firstsAt, firstsAt + probes - 1), id, covered, math.floor(micros / 1000))
+    local hit = search(m, its, had, excepts, sub(packed, firstsAt, firstsAt + probes - 1), id, covered, math.floor(micros / 1000))
     if hit then
       return {'blocked', sequence, unpack(hit)}
     end
@@ -405,16 +407,16 @@ local function step(first, record, body, place)
   local liesEnd = 0
   local i = known and find(many, '\1', 1, true)
   if i then
-    local k, at = 1, marksAt
+    local k, at, single = 1, marksAt, 1 + HASH
     while i do
       while k < i do
         -- Up to the next byte that is 1, be it of a hash, no mark has a tag.
-        local untagged = math.ceil((find(value, '\1', at, true) - at) / (1 + HASH))
-        if untagged == 0 then
-          k, at = k + 1, at + 1 + 2 * HASH
+        local gap = find(value, '\1', at, true) - at
+        if gap == 0 then
+          k, at = k + 1, at + single + HASH
         else
-          untagged = math.min(untagged, i - k)
-          k, at = k + untagged, at + untagged * (1 + HASH)
+          local untagged = math.min((gap + HASH - (gap + HASH) % single) / single, i - k)
+          k, at = k + untagged, at + untagged * single
         end
       end
       liesEnd = liesEnd + 1
@@ -430,7 +432,7 @@ local function step(first, record, body, place)
   -- to have this record's without a tag.
   local mine, alone, had = '\1' .. id, nil, nil
   if n > plain then
-    alone = split(TEXTS, n - plain, packed, whichAt + 4 * probes)
+    alone = split(TEXTS, n - plain, packed, probesAt + 7 * probes)
   end
   local all = n
   if marksAt <= marksTo and not known then
@@ -463,46 +465,51 @@ local function step(first, record, body, place)
 
   -- What becomes of the values of strings: mostly they are new, or get one mark more; or the
   -- mark is put in a sorted set. All else is for change.
-  local last, set, gone, moves, lie, change = 0, nil, nil, nil, nil, nil
-  for i = 1, all do
-    local hash, v = asked[i], have[i]
-    -- one is where the record's id would end what comes before it, if it has a single mark.
-    local a, one, to, lying = mine, 1, nil, false
-    if i > plain then
-      a = alone[i - plain]
-      one = not (had and had[i]) and (#a == 1 + HASH and 1 or #a == 1 + HASH + HASH and 1 + HASH)
-    end
-    if one and not v then
-      to = a
-    elseif one then
-      local k = byte(v, 1)
-      if k < 254 then
-        k = k % 128
-        if k < LARGE and #v == one + k * HASH and (one == 1 or sub(v, 2, one) == sub(a, 2, one)) then
-          -- All have its tag, or none.
-          to = char(byte(v, 1) + 1) .. sub(v, 2) .. id
-        end
-      elseif not change and flags < OWNENDS and v == (one == 1 and '\255\0\0' or '\254\0\1' .. sub(a, 2, one)) then
-        liesEnd = liesEnd + 1
-        many = many .. string.rep('\0', i - 1 - #many) .. '\1'
-        lies[liesEnd] = P .. 'm' .. hash .. sub(a, 2, one)
-        isHere(lies[liesEnd])
-        lying = true
+  local last, set, gone, moves, lie, change = stringsEnd, nil, nil, nil, nil, nil
+  do
+    local HASH, LARGE, strings, byte, sub = HASH, LARGE, strings, byte, sub
+    for i = 1, all do
+      local hash, v = asked[i], have[i]
+      -- one is where the record's id would end what comes before it, if it has a single mark; to is
+      -- the value then, or false if the mark is put in a sorted set.
+      local a, one, to = mine, 1, nil
+      if i > plain then
+        a = alone[i - plain]
+        one = not (had and had[i]) and (#a == 1 + HASH and 1 or #a == 1 + HASH + HASH and 1 + HASH)
       end
-    end
-    if to then
-      local k = stringsEnd + last
-      strings[k + 1], strings[k + 2] = hash, to
-      last = last + 2
-    elseif not lying then
-      if not change then
-        m, set, gone, moves, lie = m or slow(last), {}, {}, {}, {}
-        for k = 1, liesEnd do
-          lie[sub(lies[k], #P + 2)] = true
+      if not v then
+        to = one and a or nil
+      elseif one then
+        local k = byte(v, 1)
+        if k < 254 then
+          if k % 128 < LARGE and #v == one + k % 128 * HASH and (one == 1 or sub(v, 2, one) == sub(a, 2, one)) then
+            -- All have its tag, or none.
+            to = char(k + 1) .. sub(v, 2) .. id
+          end
+        elseif not change and flags < OWNENDS and v == (one == 1 and '\255\0\0' or '\254\0\1' .. sub(a, 2, one)) then
+          liesEnd = liesEnd + 1
+          many = many .. string.rep('\0', i - 1 - #many) .. '\1'
+          lies[liesEnd] = P .. 'm' .. hash .. sub(a, 2, one)
+          isHere(lies[liesEnd])
+          to = false
         end
-        change = changing(m, id, rank, flags, keptMarks .. sub(names, keySize + 1), ends, set, gone, moves, lie)
       end
-      change(hash, v, m.groupsOf(a), had and had[i] or {})
+      if to then
+        strings[last + 1], strings[last + 2] = hash, to
+        last = last + 2
+      elseif to == nil then
+        if not change then
+          if not m then
+            m, strings, last = slow(last)
+          end
+          set, gone, moves, lie = {}, {}, {}, {}
+          for k = 1, liesEnd do
+            lie[sub(lies[k], #P + 2)] = true
+          end
+          change = changing(m, id, rank, flags, keptMarks .. sub(names, keySize + 1), ends, set, gone, moves, lie)
+        end
+        change(hash, v, m.groupsOf(a), had and had[i] or {})
+      end
     end
   end
   -- Which marks lie in sorted sets: as long as each string has a single one, there are as many of
@@ -565,10 +572,11 @@ local function step(first, record, body, place)
       list[k + 1], list[k + 2], list[k + 3], list[k + 4] = itsRank, byRank, endScore, byEnd
     end
   end
-  for k = stringsEnd + 1, stringsEnd + last, 2 do
+  local told, strings = told, strings
+  for k = stringsEnd + 1, last, 2 do
     told[strings[k]] = strings[k + 1]
   end
-  stringsEnd = stringsEnd + last
+  stringsEnd = last
   if change then
     for _, move in ipairs(moves) do
       rare[#rare + 1] = move
