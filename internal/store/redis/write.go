@@ -132,9 +132,14 @@ func arguments(id string, w store.Write, probes []store.Probe, covered uint64) (
 	for _, number := range []int64{int64(min(w.Expected, mostVersions)), due, end, int64(covered)} {
 		n = append48(n, number)
 	}
+	counts := [...]int{len(p.strings.all), marked, p.plain, len(probes), len(w.Meters)}
+	large := max(counts[0], counts[3], counts[4]) >= 255
 	n = append(n, mode, flags)
-	for _, number := range []int{len(p.strings.all), marked, p.plain, len(probes), len(w.Meters)} {
-		n = binary.BigEndian.AppendUint32(n, uint32(number))
+	for _, number := range counts {
+		if large {
+			number = 255
+		}
+		n = append(n, byte(number))
 	}
 	n = binary.BigEndian.AppendUint16(n, uint16(len(w.Key)))
 	n = append(binary.BigEndian.AppendUint16(n, uint16(len(w.Nonce))), w.Nonce...)
@@ -149,10 +154,15 @@ func arguments(id string, w store.Write, probes []store.Probe, covered uint64) (
 		return nil, fmt.Errorf("%w: %d strings of probes and marks", store.ErrInvalid, len(p.strings.all))
 	}
 	var b strings.Builder // whose text is not copied
-	b.Grow(len(n) + (len(p.tags.all)+len(p.strings.all))*hashSize + len(p.kinds) + 7*len(probes) + len(p.alone) + len(w.Key) + len(p.kept) + size)
+	b.Grow(len(n) + 4*len(counts) + (len(p.tags.all)+len(p.strings.all))*hashSize + len(p.kinds) + 7*len(probes) + len(p.alone) + len(w.Key) + len(p.kept) + size)
 	b.Write(n)
 	for i := range p.tags.all {
 		b.Write(p.tags.all[i][:])
+	}
+	if large {
+		for _, number := range counts {
+			b.Write(binary.BigEndian.AppendUint32(scratch[:0], uint32(number)))
+		}
 	}
 	for i := range p.strings.all {
 		b.Write(p.strings.all[i][:])

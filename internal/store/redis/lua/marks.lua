@@ -17,6 +17,11 @@ local LAYOUT, VALUE, FIXED, STAMPAT = '>I6I7I6BI6I6I2I2I3I2I3', '>BI6I7I6BI6I6I2
 -- Flags of a record: the last says that some of its marks have ends of their own.
 local HELD, NOTSETTLED, OWNENDS = 1, 2, 4
 
+-- scored is an end as it is scored, 0 for none.
+local function scored(ends)
+  return ends == 0 and NEVER or ends - BELOW
+end
+
 -- marking makes these functions, by name; few steps need them.
 local function marking()
   local call, sub, byte, char, pack, unpackFrom = redis.call, string.sub, string.byte, string.char, struct.pack, struct.unpack
@@ -157,10 +162,7 @@ local function marking()
     return facts.own and facts.own[hash .. tag] or facts.ends
   end
 
-  -- score is an end as it is scored, 0 for none.
-  function m.score(ends)
-    return ends == 0 and NEVER or ends - BELOW
-  end
+  m.score = scored
 
   -- over is whether an end, as it is scored, has come.
   function m.over(score, ms)

@@ -4,12 +4,14 @@
 -- KEYS: meta, due, held, sums, marks; then of each step its record, and its body.
 -- ARGV: prefix, process, epoch; then of each step, in few arguments, because every one takes
 -- its time: the record's key, and behind it its marks if they are replaced; header; body; and
--- packed: the expected version, due, the common end of the marks, the highest stamp passed over,
--- what becomes of the marks (0: they are removed with the record, 1: kept, 2: replaced, 3: kept,
--- but with the common end and stamped anew), flags, how many strings are asked for, how many of
--- them have marks, which come first, how many of these come first and have one mark without a
--- tag, how many probes and meters there are, and how long the key is; each after its length:
--- nonce, due and end as scores, and the hashes of tags that probes except; the hashes of the
+-- packed: the expected version, due, the common end of the marks, the highest stamp passed over;
+-- a byte each: what becomes of the marks (0: they are removed with the record, 1: kept, 2:
+-- replaced, 3: kept, but with the common end and stamped anew), flags, how many strings are asked
+-- for, how many of them have marks, which come first, how many of these come first and have one
+-- mark without a tag, how many probes and meters there are; how long the key is; each after its
+-- length:
+-- nonce, due and end as scores, and the hashes of tags that probes except; if the numbers in bytes
+-- are too large for that, and that of strings is 255, all five of them; the hashes of the
 -- strings; if there are probes, of each string a byte: 0 if none asks for it, 1 if one does that
 -- excepts no tag, or else the place of the tag and 1, or 255 if that is more; of each probe which
 -- string it asks for, the place of its tag, 0 for none, and 1 if its hits come first; of each
@@ -197,11 +199,19 @@ local function withoutEnds(marks)
 end
 
 -- allowed finds out whether the user may write this record, anew or not, and the sorted set of
--- that name if there is one.
+-- that name if there is one. What was granted for all records of this script is not asked again.
+local granted, everyRecord = {}, nil
 local function allowed(record, id, anew, name)
   local may = redis.acl_check_cmd
+  if may and everyRecord == nil then
+    local records = {}
+    for i = 6, #KEYS, 2 do
+      records[i - 5], records[i - 4] = KEYS[i], ''
+    end
+    everyRecord = may('MSET', unpack(records))
+  end
   local need, ranked = name and 2 or 1, name or KEYS[2]
-  if may and not (may('MSET', record, '')
+  if may and not ((everyRecord or may('MSET', record, ''))
     and (mayWrite >= need or may('SET', record, '') and may('HSET', KEYS[1], 'sequence', '0') and may('ZADD', ranked, '0', id))
     and (not anew or mayReplace >= need or may('DEL', record) and may('ZREM', ranked, id) and may('HDEL', KEYS[5], id))) then
     refuse('NOPERM', 'the user may not use all of HSET, SET, MSET, ZADD, DEL, ZREM and HDEL')
@@ -212,6 +222,7 @@ local function allowed(record, id, anew, name)
   if anew and mayReplace < need then
     mayReplace = need
   end
+  granted[(anew and 2 or 0) + need] = everyRecord or not may
 end
 
 -- isHere sees to it that a sorted set of marks is one, and is here.
@@ -277,8 +288,12 @@ end
 local function step(first, record, body, place)
   local ARGV, KEYS = ARGV, KEYS
   local names, packed = ARGV[first], ARGV[first + 3]
-  local expected, due, ends, covered, mode, flags, asks, n, plain, probes, meters, keySize, nonce, dueScore, endScore, tags, at =
-    unpackFrom('>I6I6I6I6BBI4I4I4I4I4I2I2c0Bc0Bc0I4c0', packed)
+  local expected, due, ends, covered, keySize, nonce, dueScore, endScore, tags, at =
+    unpackFrom('>I6I6I6I6xxxxxxxI2I2c0Bc0Bc0I4c0', packed)
+  local mode, flags, asks, n, plain, probes, meters = byte(packed, 25, 31)
+  if asks == 255 then
+    asks, n, plain, probes, meters, at = unpackFrom('>I4I4I4I4I4', packed, at)
+  end
   nextAt = first + STEP + 3 * meters
 
   if covered > sequence then
@@ -539,7 +554,10 @@ local function step(first, record, body, place)
   if removed[body] then
     call('EXISTS', KEYS[1], body)
   end
-  allowed(record, id, value and true, liesEnd > 0 and lies[1] or moves and moves[1] and moves[1][2])
+  local ranked = liesEnd > 0 and lies[1] or moves and moves[1] and moves[1][2]
+  if not granted[(value and 2 or 0) + (ranked and 2 or 1)] then
+    allowed(record, id, value and true, ranked)
+  end
 
   -- From here on nothing can fail. Sequence and count are written behind all else.
   if #waits == 0 then
@@ -560,7 +578,7 @@ local function step(first, record, body, place)
   if liesEnd > 0 then
     local itsRank, byRank, byEnd = format('%d', rank), 'r' .. id, 'e' .. id
     if mode == KEEP then
-      endScore = format('%d', ends == 0 and NEVER or ends - BELOW)
+      endScore = format('%d', scored(ends))
     end
     for i = 1, liesEnd do
       local list = ranks[lies[i]]
