@@ -116,7 +116,7 @@ func pair(ctx context.Context, s *redis.Store, i, body int) error {
 		return fmt.Errorf("reserve: %+v, %w", result, err)
 	}
 	settled := payment(i, false)
-	settled.Expected = result.Version
+	settled.Expected, settled.RenewMarks, settled.Until, settled.Marks = result.Version, true, settled.Marks[0].Until, nil
 	settled.Record.Body = make([]byte, body)
 	result, err = s.Update(ctx, settled)
 	if err != nil || result.Outcome != store.Written {

@@ -266,7 +266,10 @@ func (g *steps) next() store.Reserve {
 	if n(4) == 0 {
 		w.Meters = []store.MeterEntry{{Meter: fmt.Sprint("meter ", n(2)), Amount: fmt.Sprint(n(4)), Limit: "2"}}
 	}
-	if w.KeepMarks = updates && w.Expected > 0 && n(2) == 0; w.KeepMarks {
+	if updates && w.Expected > 0 && n(2) == 0 {
+		if w.KeepMarks = n(2) == 0; !w.KeepMarks {
+			w.RenewMarks, w.Until = true, time.Unix(3e9, 0)
+		}
 		return r
 	}
 	for i := range 12 {

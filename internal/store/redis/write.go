@@ -129,9 +129,6 @@ func arguments(id string, w store.Write, probes []store.Probe, covered uint64) (
 	p.probe(probes)
 	var scratch [128]byte // of most
 	n := scratch[:0]
-	for _, number := range []int64{int64(min(w.Expected, mostVersions)), due, end, int64(covered)} {
-		n = append48(n, number)
-	}
 	counts := [...]int{len(p.strings.all), marked, p.plain, len(probes), len(w.Meters)}
 	large := max(counts[0], counts[3], counts[4]) >= 255
 	n = append(n, mode, flags)
@@ -140,6 +137,9 @@ func arguments(id string, w store.Write, probes []store.Probe, covered uint64) (
 			number = 255
 		}
 		n = append(n, byte(number))
+	}
+	for _, number := range []int64{int64(min(w.Expected, mostVersions)), due, end, int64(covered)} {
+		n = append48(n, number)
 	}
 	n = binary.BigEndian.AppendUint16(n, uint16(len(w.Key)))
 	n = append(binary.BigEndian.AppendUint16(n, uint16(len(w.Nonce))), w.Nonce...)

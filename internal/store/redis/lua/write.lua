@@ -4,17 +4,16 @@
 -- KEYS: meta, due, held, sums, marks; then of each step its record, and its body.
 -- ARGV: prefix, process, epoch; then of each step, in few arguments, because every one takes
 -- its time: the record's key, and behind it its marks if they are replaced; header; body; and
--- packed: the expected version, due, the common end of the marks, the highest stamp passed over;
--- a byte each: what becomes of the marks (0: they are removed with the record, 1: kept, 2:
--- replaced, 3: kept, but with the common end and stamped anew), flags, how many strings are asked
--- for, how many of them have marks, which come first, how many of these come first and have one
--- mark without a tag, how many probes and meters there are; how long the key is; each after its
--- length:
--- nonce, due and end as scores, and the hashes of tags that probes except; if the numbers in bytes
--- are too large for that, and that of strings is 255, all five of them; the hashes of the
--- strings; if there are probes, of each string a byte: 0 if none asks for it, 1 if one does that
--- excepts no tag, or else the place of the tag and 1, or 255 if that is more; of each probe which
--- string it asks for, the place of its tag, 0 for none, and 1 if its hits come first; of each
+-- packed: a byte each: what becomes of the marks (0: they are removed with the record, 1: kept,
+-- 2: replaced, 3: kept, but with the common end and stamped anew), flags, how many strings are
+-- asked for, how many of them have marks, which come first, how many of these come first and have
+-- one mark without a tag, how many probes and meters there are; then the expected version, due,
+-- the common end of the marks, the highest stamp passed over, and how long the key is; each after
+-- its length: nonce, due and end as scores, and the hashes of tags that probes except; if a byte
+-- is too small, and that of the strings is 255, the five numbers again; the hashes of the strings;
+-- if there are probes, of each string a byte: 0 if none asks for it, 1 if one does that excepts no
+-- tag, or else the place of its tag and 1, or 255 if that is more; of each probe which string it
+-- asks for, of each the place of its tag, 0 for none, and of each 1 if its hits come first; of each
 -- string with marks but the first ones, after its length, its value if nobody else has marks of it;
 -- then, in arguments again, of each meter: hash, amount, limit or ''.
 -- → the count, the time, and then of each step: its version if it was written, 0 for none;
@@ -289,8 +288,8 @@ local function step(first, record, body, place)
   local ARGV, KEYS = ARGV, KEYS
   local names, packed = ARGV[first], ARGV[first + 3]
   local expected, due, ends, covered, keySize, nonce, dueScore, endScore, tags, at =
-    unpackFrom('>I6I6I6I6xxxxxxxI2I2c0Bc0Bc0I4c0', packed)
-  local mode, flags, asks, n, plain, probes, meters = byte(packed, 25, 31)
+    unpackFrom('>I6I6I6I6I2I2c0Bc0Bc0I4c0', packed, 8)
+  local mode, flags, asks, n, plain, probes, meters = byte(packed, 1, 7)
   if asks == 255 then
     asks, n, plain, probes, meters, at = unpackFrom('>I4I4I4I4I4', packed, at)
   end
