@@ -11,9 +11,10 @@
 local LARGE = 64
 -- The score of an end is that much less than its milliseconds, or NEVER.
 local BELOW, NEVER = 4503599627370496, -1
--- A record's value: LAYOUT is its fixed part after the format, VALUE with it, of FIXED bytes, see
--- layout.go. The stamp is at STAMPAT.
-local LAYOUT, VALUE, FIXED, STAMPAT = '>I6I7I6BI6I6I2I2I3I2I3', '>BI6I7I6BI6I6I2I2I3I2I3', 45, 22
+-- A record's value: LAYOUT is its fixed part after the format, of FIXED bytes with it, see
+-- layout.go. VALUE is the same, but neighbours whose numbers are known are written as one: flags
+-- and stamp, the lengths of nonce and key, and those behind the marks. The stamp is at STAMPAT.
+local LAYOUT, VALUE, FIXED, STAMPAT = '>I6I7I6BI6I6I2I2I3I2I3', '>BI6I7I6I7I6I4I3I5', 45, 22
 -- Flags of a record: the last says that some of its marks have ends of their own.
 local HELD, NOTSETTLED, OWNENDS = 1, 2, 4
 

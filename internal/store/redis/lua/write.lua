@@ -331,7 +331,7 @@ local function step(first, record, body, place)
     if nonces == #nonce and find(value, nonce, at, true) == at then
       return version
     end
-    many, kept = sub(value, marksTo + 1, entriesAt - 1), sub(value, entriesAt, entriesAt + entries - 1)
+    many, kept = sub(value, marksTo + 1, entriesAt - 1), entries > 0 and sub(value, entriesAt, entriesAt + entries - 1) or ''
   end
   if version ~= expected then
     return {'mismatch', value, value and call('GET', body)}
@@ -444,7 +444,7 @@ local function step(first, record, body, place)
 
   -- What each string is to have if nobody else has marks of it, but for the first ones, which are
   -- to have this record's without a tag.
-  local mine, alone, had = '\1' .. id, nil, nil
+  local mine, alone, had = n > 0 and '\1' .. id, nil, nil
   if n > plain then
     alone = split(TEXTS, n - plain, packed, probesAt + 7 * probes)
   end
@@ -634,8 +634,8 @@ local function step(first, record, body, place)
       stamp = newVersion
     end
     local k = #values
-    values[k + 1], values[k + 2] = record, pack(VALUE, RECORD, newVersion, micros, due, flags, stamp, ends,
-      #nonce, keySize, marksSize, #many, #kept) .. nonce .. names .. keptMarks .. many .. kept .. ARGV[first + 1]
+    values[k + 1], values[k + 2] = record, pack(VALUE, RECORD, newVersion, micros, due, flags * 281474976710656 + stamp,
+      ends, #nonce * 65536 + keySize, marksSize, #many * 16777216 + #kept) .. nonce .. names .. keptMarks .. many .. kept .. ARGV[first + 1]
     if ARGV[first + 2] ~= '' then
       values[k + 3], values[k + 4] = body, ARGV[first + 2]
     elseif value then
