@@ -154,9 +154,7 @@ func (s *sender) exchange(ctx context.Context, c *connection, to destination, re
 		}
 		x.err = inTime(ctx, x.err)
 	}()
-	if err := c.begin(); err != nil {
-		return exchange{err: err}
-	}
+	c.begin()
 	if _, err := c.stream.Write(raw); err != nil {
 		return exchange{err: fmt.Errorf("send the request: %w", err)}
 	}

@@ -27,9 +27,8 @@ var errLate = errors.New("the time for sending is over")
 // which it said something unasked. Nothing of the request was written.
 var errStale = errors.New("the connection from an earlier attempt is no longer good")
 
-// deadline is what a guard.Ticket says of time.
+// deadline is what a guard.Ticket says of time: it is over when nothing is left.
 type deadline interface {
-	InTime() bool
 	Left() time.Duration
 }
 
@@ -76,25 +75,59 @@ func newFence(conn *net.TCPConn, end deadline) (*fence, error) {
 // a little earlier than it must, so that what was set for one attempt is mostly as good for
 // the next one on the same connection.
 func (f *fence) bound() error {
-	left := max(f.end.Left().Milliseconds(), 1)
-	if f.gives > 0 && f.gives <= left && f.gives >= left-left/8 {
-		return nil
-	}
-	gives := max(left-left/16, 1)
 	var err error
-	if ctl := f.raw.Control(func(fd uintptr) {
-		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(gives))
-	}); ctl != nil {
+	if ctl := f.raw.Control(func(fd uintptr) { _, err = f.boundTo(int(fd), f.end.Left()) }); ctl != nil {
 		return ctl
 	}
-	f.gives = gives
 	return err
 }
 
+// boundTo is bound where the time left was just read. told: the kernel had to be told.
+func (f *fence) boundTo(fd int, by time.Duration) (told bool, err error) {
+	left := max(by.Milliseconds(), 1)
+	if f.gives > 0 && f.gives <= left && f.gives >= left-left/8 {
+		return false, nil
+	}
+	gives := max(left-left/16, 1)
+	if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(gives)); err != nil {
+		return false, err
+	}
+	f.gives = gives
+	return true, nil
+}
+
 // begin is called once, before the request's first byte.
-func (f *fence) begin() error {
-	f.requesting.Store(true)
-	return f.bound()
+func (f *fence) begin() { f.requesting.Store(true) }
+
+// writeNow writes what the kernel takes, if all is as it must be at this moment.
+func (f *fence) writeNow(fd int, p []byte) (int, error) {
+	first := f.requesting.Load() && !f.sent.Load()
+	if first && f.used && !silent(fd) {
+		return 0, errStale
+	}
+	left := f.end.Left()
+	if first && left > 0 {
+		told, err := f.boundTo(fd, left)
+		if err != nil {
+			return 0, err
+		}
+		if told { // which took its time
+			left = f.end.Left()
+		}
+	}
+	if left <= 0 {
+		return 0, errLate
+	}
+	n, err := unix.SendmsgN(fd, p, nil, nil, unix.MSG_NOSIGNAL)
+	if n > 0 {
+		if f.requesting.Load() {
+			f.sent.Store(true)
+		}
+		if f.end.Left() <= 0 {
+			f.late.Store(true)
+		}
+	}
+	return n, err
 }
 
 // again makes a used connection ready for another attempt.
@@ -169,23 +202,7 @@ func (f *fence) Write(p []byte) (int, error) {
 		var n int
 		var err error
 		if wait := f.raw.Write(func(fd uintptr) bool {
-			if f.used && f.requesting.Load() && !f.sent.Load() && !silent(int(fd)) {
-				n, err = 0, errStale
-				return true
-			}
-			if !f.end.InTime() {
-				n, err = 0, errLate
-				return true
-			}
-			n, err = unix.SendmsgN(int(fd), p[written:], nil, nil, unix.MSG_NOSIGNAL)
-			if n > 0 {
-				if f.requesting.Load() {
-					f.sent.Store(true)
-				}
-				if !f.end.InTime() {
-					f.late.Store(true)
-				}
-			}
+			n, err = f.writeNow(int(fd), p[written:])
 			return !errors.Is(err, unix.EAGAIN)
 		}); wait != nil {
 			return written, wait

@@ -496,7 +496,7 @@ func TestKeeper(t *testing.T) {
 	now := time.Now()
 	fresh := func(dialled time.Duration) *connection {
 		near, _ := pair(t)
-		f, err := newFence(near, &script{inTime: []bool{true}, left: time.Second})
+		f, err := newFence(near, &script{time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -495,20 +495,15 @@ func TestLateBeforeTheWrite(t *testing.T) {
 }
 
 // script is a deadline that answers as written, and with its last word from then on.
-type script struct {
-	inTime []bool
-	left   time.Duration
-}
+type script []time.Duration
 
-func (s *script) InTime() bool {
-	now := s.inTime[0]
-	if len(s.inTime) > 1 {
-		s.inTime = s.inTime[1:]
+func (s *script) Left() time.Duration {
+	now := (*s)[0]
+	if len(*s) > 1 {
+		*s = (*s)[1:]
 	}
 	return now
 }
-
-func (s *script) Left() time.Duration { return s.left }
 
 // pair is a TCP connection and its other end.
 func pair(t *testing.T) (near, far *net.TCPConn) {
@@ -533,28 +528,27 @@ func pair(t *testing.T) (near, far *net.TCPConn) {
 func TestFence(t *testing.T) {
 	for _, tc := range []struct {
 		name       string
-		inTime     []bool
+		left       script
 		begun      bool
 		n          int
 		err        error
 		sent, late bool
 	}{
-		{"in time", []bool{true}, true, 4, nil, true, false},
-		{"late before", []bool{false}, true, 0, errLate, false, false},
-		{"late after", []bool{true, false}, true, 4, nil, true, true},
-		{"a handshake's byte is no request", []bool{true}, false, 4, nil, false, false},
-		{"a handshake's byte is not late for nothing", []bool{false}, false, 0, errLate, false, false},
+		{"in time", script{time.Second}, true, 4, nil, true, false},
+		{"late before", script{0}, true, 0, errLate, false, false},
+		{"late once the kernel was told", script{time.Second, 0}, true, 0, errLate, false, false},
+		{"late after", script{time.Second, time.Second, -1}, true, 4, nil, true, true},
+		{"a handshake's byte is no request", script{time.Second}, false, 4, nil, false, false},
+		{"a handshake's byte is not late for nothing", script{0}, false, 0, errLate, false, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			near, far := pair(t)
-			f, err := newFence(near, &script{inTime: tc.inTime, left: time.Second})
+			f, err := newFence(near, &tc.left)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if tc.begun {
-				if err := f.begin(); err != nil {
-					t.Fatal(err)
-				}
+				f.begin()
 			}
 			n, err := f.Write([]byte("body"))
 			if n != tc.n || !errors.Is(err, tc.err) || f.sent.Load() != tc.sent || f.late.Load() != tc.late {
@@ -575,13 +569,11 @@ func TestFence(t *testing.T) {
 // What waits in the kernel when the deadline comes is never delivered (R29).
 func TestNothingIsDeliveredAfterTheDeadline(t *testing.T) {
 	near, far := pair(t)
-	f, err := newFence(near, &script{inTime: []bool{true}, left: time.Minute})
+	f, err := newFence(near, &script{time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := f.begin(); err != nil {
-		t.Fatal(err)
-	}
+	f.begin()
 	var written int
 	done := make(chan error, 1)
 	go func() {

@@ -248,6 +248,7 @@ type pending struct {
 	to        *record // nil: deleted
 	on        event
 	now       time.Time
+	boot      time.Duration // the own clock at now; 0: it is not known
 	nonce     string
 	keepMarks bool
 	limited   bool // maxHeld applies
@@ -289,7 +290,7 @@ func (e *Engine) write(p pending) (store.Write, error) {
 	if !p.keepMarks {
 		at := p.now
 		if _, ends := p.to.standing(); ends {
-			at = e.noEarlier(at)
+			at = e.noEarlierOf(p)
 		}
 		if until, renews := p.to.renews(p.from, at); renews && !e.mutatedFree(p.to) {
 			w.RenewMarks, w.Until = true, until
@@ -304,6 +305,14 @@ func (e *Engine) write(p pending) (store.Write, error) {
 	w.Meters = append(w.Meters, spend...)
 	w.Meters = append(w.Meters, e.slotSteps(p.from, p.to)...)
 	return w, nil
+}
+
+// noEarlierOf is noEarlier for what counts from the step's own time on.
+func (e *Engine) noEarlierOf(p pending) time.Time {
+	if p.boot == 0 {
+		return e.noEarlier(p.now)
+	}
+	return e.noEarlierAt(p.now, p.boot)
 }
 
 func heldMeter(budget string) string           { return lengthPrefixed("held", budget) }
@@ -443,7 +452,7 @@ func (e *Engine) Hold(ctx context.Context, id HoldID) (HoldView, error) {
 
 // Holds returns a page of the intents that are held, each with its current hold.
 func (e *Engine) Holds(ctx context.Context, cursor string) ([]View, string, error) {
-	page, err := e.list(ctx, store.List{What: store.ListHeld, Cursor: cursor})
+	page, _, err := e.list(ctx, store.List{What: store.ListHeld, Cursor: cursor})
 	if err != nil {
 		return nil, "", err
 	}

@@ -141,22 +141,32 @@ func (e *Engine) heard(q question, t time.Time) (now time.Time, boot time.Durati
 
 // now is the store's time: as last heard, and gone on by this process's clock, which shows boot.
 func (e *Engine) now(ctx context.Context, boot time.Duration) (time.Time, error) {
+	now, _, err := e.nowAt(ctx, boot)
+	return now, err
+}
+
+// nowAt is now, with what the own clock showed then: boot, or later if the store had to be asked.
+func (e *Engine) nowAt(ctx context.Context, boot time.Duration) (time.Time, time.Duration, error) {
 	e.mu.Lock()
 	t, at := e.clock.time, e.clock.heardAt
 	fresh := !t.IsZero() && !e.clock.slow && !e.clock.jumped && boot-at <= staleAfter
 	e.mu.Unlock()
 	if fresh {
-		return t.Add(boot - at), nil
+		return t.Add(boot - at), boot, nil
 	}
-	page, err := e.list(ctx, store.List{What: store.ListDue, Before: longAgo, Limit: 1})
-	return page.Now, err
+	page, boot, err := e.list(ctx, store.List{What: store.ListDue, Before: longAgo, Limit: 1})
+	return page.Now, boot, err
 }
 
 // noEarlier is a time that the store's clock has not passed yet, if it goes right. What now
 // gives is behind it by as long as the answer was on its way, commit and all: too early for
 // what is to be remembered for a time from now on.
 func (e *Engine) noEarlier(now time.Time) time.Time {
-	boot := e.o.Clock.Now().Boot
+	return e.noEarlierAt(now, e.o.Clock.Now().Boot)
+}
+
+// noEarlierAt is noEarlier as it was at now, when the own clock showed boot.
+func (e *Engine) noEarlierAt(now time.Time, boot time.Duration) time.Time {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.clock.agreed == 0 || e.clock.jumped {
@@ -178,15 +188,14 @@ func (e *Engine) started(ctx context.Context) (start Reading, now time.Time, err
 	return start, now, err
 }
 
-// list asks for a page.
-func (e *Engine) list(ctx context.Context, l store.List) (store.Page, error) {
+// list asks for a page. boot is the own clock when it had come.
+func (e *Engine) list(ctx context.Context, l store.List) (page store.Page, boot time.Duration, err error) {
 	q := e.ask(e.o.Clock.Now().Boot)
-	page, err := e.st.List(ctx, l)
-	if err != nil {
-		return store.Page{}, err
+	if page, err = e.st.List(ctx, l); err != nil {
+		return store.Page{}, 0, err
 	}
-	page.Now, _, _ = e.heard(q, page.Now)
-	return page, nil
+	page.Now, boot, _ = e.heard(q, page.Now)
+	return page, boot, nil
 }
 
 // jumped says why nobody may go by the store's clock; nil: it is where it should be.

@@ -79,12 +79,10 @@ func (e *Engine) withdraw(t *Ticket) {
 func (e *Engine) settle(ctx context.Context, t *Ticket, cur *record, res Result, until Reading) (Answer, error) {
 	res.Detail = clip(res.Detail)
 	for range maxTries {
-		boot := e.o.Clock.Now().Boot
-		now, err := e.now(ctx, boot)
+		now, boot, err := e.nowAt(ctx, e.o.Clock.Now().Boot)
 		for err != nil && errors.Is(err, store.ErrUnavailable) && e.o.Clock.Now().left(until) > 0 {
 			e.o.Sleep(ctx, 100*time.Millisecond)
-			boot = e.o.Clock.Now().Boot
-			now, err = e.now(ctx, boot)
+			now, boot, err = e.nowAt(ctx, e.o.Clock.Now().Boot)
 		}
 		if err != nil {
 			return Answer{}, err
@@ -104,6 +102,7 @@ func (e *Engine) settle(ctx context.Context, t *Ticket, cur *record, res Result,
 		if !changed {
 			return e.told(cur, t, res, now), nil
 		}
+		p.boot = boot
 		wr, r, err := e.updateAt(ctx, p, boot, until)
 		if err != nil {
 			return Answer{}, err

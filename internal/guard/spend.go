@@ -282,7 +282,7 @@ func (e *Engine) spendEntries(p pending) ([]store.MeterEntry, error) {
 			r.Charges[i].From = 0
 		}
 	}
-	r.recount(e.noEarlier(p.now), !p.keepMarks)
+	r.recount(e.noEarlierOf(p), !p.keepMarks)
 	e.mutatedCharges(r)
 
 	limits := r.limits((p.on == onCall || p.on == onRegister) && e.o.mutation != spendUnlimited)

@@ -300,7 +300,7 @@ func spared(err error) bool {
 func (e *Engine) each(ctx context.Context, l store.List, do func(*store.Record, time.Time) error) error {
 	var failed []error
 	for {
-		page, err := e.list(ctx, l)
+		page, _, err := e.list(ctx, l)
 		if err != nil {
 			return err
 		}
