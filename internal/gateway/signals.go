@@ -34,7 +34,10 @@ type signals struct {
 	// reading is the time in which the caller sent its body, sending that of the attempts,
 	// and waiting that in which another call had to end.
 	reading, sending, waiting time.Duration
-	since                     time.Time
+	// took is the whole of the call, and fields is memory for its line.
+	took   time.Duration
+	fields [30]any
+	since  time.Time
 	// outcome is the last attempt's, of this call.
 	outcome guard.Outcome
 	reasons []guard.Reason
@@ -169,10 +172,19 @@ func (c *call) evidence() bool {
 	return !c.poll && (c.verdict == guard.UnknownHold || c.verdict == guard.Conflict || c.outcome != "" && c.outcome != guard.AttemptSucceeded)
 }
 
-// elapsed is written as text only if its line is written.
-type elapsed time.Duration
+// These are written as text only if their line is written, and take no memory of their own
+// before: most lines of a busy gateway are left out.
+type (
+	elapsed  time.Duration
+	word     string
+	toolWord route
+	keyWord  string
+)
 
-func (e elapsed) String() string { return time.Duration(e).String() }
+func (e *elapsed) String() string  { return time.Duration(*e).String() }
+func (w *word) String() string     { return string(*w) }
+func (t *toolWord) String() string { return t.namespace + "/" + t.tool }
+func (k *keyWord) String() string  { return string((*k)[:min(len(*k), keyShown)]) }
 
 // log writes the one line of a call. Never bodies, headers or secrets.
 func (c *call) log(took time.Duration) {
@@ -180,11 +192,12 @@ func (c *call) log(took time.Duration) {
 	if c.evidence() {
 		to = c.g.o.Evidence
 	}
-	fields := append(make([]any, 0, 30),
-		"tool", c.namespace+"/"+c.tool, "caller", c.caller.Username, "intentID", c.intent, "key", c.key[:min(len(c.key), keyShown)],
-		"verdict", c.verdict, "reason", c.reason, "attempt", c.attempt, "status", c.status, "took", elapsed(took))
+	c.took = took
+	fields := append(c.fields[:0],
+		"tool", (*toolWord)(&c.route), "caller", (*word)(&c.caller.Username), "intentID", (*word)(&c.intent), "key", (*keyWord)(&c.key),
+		"verdict", (*word)(&c.verdict), "reason", (*word)(&c.reason), "attempt", c.attempt, "status", c.status, "took", (*elapsed)(&c.took))
 	if c.outcome != "" {
-		fields = append(fields, "outcome", c.outcome, "upstream", elapsed(c.sending))
+		fields = append(fields, "outcome", (*word)(&c.outcome), "upstream", (*elapsed)(&c.sending))
 	}
 	if c.reference != "" {
 		fields = append(fields, "providerReference", c.reference)
