@@ -308,7 +308,7 @@ func Cause(err error) error {
 // bearer takes the token out of a request. What cannot be one is refused here,
 // without asking the API server.
 func bearer(header http.Header) (string, error) {
-	values := header.Values("Authorization")
+	values := header["Authorization"] // canonical, as servers give it
 	if len(values) == 0 {
 		return "", fmt.Errorf("%w: send a ServiceAccount token of the audience %q as \"Authorization: Bearer …\"", ErrUnauthenticated, Audience)
 	}

@@ -174,7 +174,7 @@ func (c *call) serve() *problem {
 	if p != nil {
 		return p
 	}
-	t := target{namespace: tool.Namespace, tool: tool.Name, method: c.r.Method, url: to, header: forwarded(c.r.Header, tool.Upstream.RequestHeaders), body: body, keep: tool.MaxBodyBytes}
+	t := target{namespace: tool.Namespace, tool: tool.Name, method: c.r.Method, url: to, header: forwarded(c.r.Header, tool.Upstream.Forwards), body: body, keep: tool.MaxBodyBytes}
 	if agent := t.header["User-Agent"]; len(agent) == 0 || agent[0] == "" {
 		t.header["User-Agent"] = ownAgent
 	}

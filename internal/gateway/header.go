@@ -50,7 +50,7 @@ func isHoldfast(name string) bool {
 // named are the header names that a Connection header makes hop-by-hop.
 func named(h http.Header) []string {
 	var out []string
-	for _, line := range h.Values("Connection") {
+	for _, line := range h["Connection"] {
 		for name := range strings.SplitSeq(line, ",") {
 			if name = textproto.TrimString(name); name != "" {
 				out = append(out, textproto.CanonicalMIMEHeaderKey(name))
@@ -60,12 +60,19 @@ func named(h http.Header) []string {
 	return out
 }
 
-// forwarded picks the headers of a call that go upstream.
+// first is the first value of a header, whose name is canonical.
+func first(h http.Header, name string) string {
+	if values := h[name]; len(values) > 0 {
+		return values[0]
+	}
+	return ""
+}
+
+// forwarded picks the headers of a call that go upstream. The names are canonical.
 func forwarded(call http.Header, allowed []string) http.Header {
 	out := make(http.Header, len(allowed)+2) // User-Agent and the provider's key may follow
 	gone := named(call)
 	for _, name := range allowed {
-		name = textproto.CanonicalMIMEHeaderKey(name)
 		if slices.Contains(neverForwarded, name) || slices.Contains(gone, name) || isHoldfast(name) {
 			continue
 		}

@@ -249,7 +249,7 @@ func TestHeaders(t *testing.T) {
 		"Authorization": {"x"}, "Cookie": {"x"}, "Idempotency-Key": {"x"}, "Accept": {"a", "b"}, "X-Hop": {"x"}, "Connection": {"close, X-Hop"},
 		"Holdfast-Session": {"x"}, "X-Other": {"x"}, "Te": {"trailers"},
 	}
-	got := forwarded(call, []string{"authorization", "cookie", "idempotency-key", "accept", "x-hop", "connection", "holdfast-session", "te", "absent"})
+	got := forwarded(call, []string{"Authorization", "Cookie", "Idempotency-Key", "Accept", "X-Hop", "Connection", "Holdfast-Session", "Te", "Absent"})
 	if len(got) != 1 || !slices.Equal(got["Accept"], []string{"a", "b"}) {
 		t.Errorf("forwarded %v", got)
 	}

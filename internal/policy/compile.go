@@ -10,6 +10,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"net/textproto"
 	"net/url"
 	"regexp"
 	"slices"
@@ -235,8 +236,14 @@ func checkWrittenHeader(field, name string, forbidden ...[]string) error {
 // or the caller's own key: the provider would take that for another payment's.
 func (t *Tool) compileRequestHeaders(spec []v1alpha1.RequestHeader) error {
 	const field = upstreamField + ".requestHeaders"
+	allow := func(name string) {
+		t.Upstream.RequestHeaders = append(t.Upstream.RequestHeaders, name)
+		t.Upstream.Forwards = append(t.Upstream.Forwards, textproto.CanonicalMIMEHeaderKey(name))
+	}
 	if spec == nil {
-		t.Upstream.RequestHeaders = slices.Clone(defaultRequestHeaders)
+		for _, name := range defaultRequestHeaders {
+			allow(name)
+		}
 		return nil
 	}
 	if len(spec) > maxRequestHeaders {
@@ -257,7 +264,7 @@ func (t *Tool) compileRequestHeaders(spec []v1alpha1.RequestHeader) error {
 			return specError(at, "%s carries the credential of credentialsFrom: remove it here", name)
 		}
 		if !slices.Contains(t.Upstream.RequestHeaders, name) {
-			t.Upstream.RequestHeaders = append(t.Upstream.RequestHeaders, name)
+			allow(name)
 		}
 	}
 	return nil

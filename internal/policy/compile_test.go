@@ -34,7 +34,7 @@ func TestEffectiveValues(t *testing.T) {
 				Namespace: "support", Name: "issue-refund", Generation: 3, Mutating: true, Store: "payments",
 				Upstream: Upstream{
 					URL: refunds, Methods: []string{"POST"}, Timeout: 10 * time.Second,
-					RequestHeaders: []string{"accept", "content-type"},
+					RequestHeaders: []string{"accept", "content-type"}, Forwards: []string{"Accept", "Content-Type"},
 				},
 				Key:          KeyPlacement{Header: "Idempotency-Key"},
 				InFlight:     InFlight{Wait: true, Timeout: 10 * time.Second, RetryAfter: 2 * time.Second},
@@ -77,8 +77,8 @@ func TestEffectiveValues(t *testing.T) {
 				Namespace: "support", Name: "issue-refund", Generation: 3, Mutating: true, Store: "payments",
 				Upstream: Upstream{
 					URL: refunds, Methods: []string{"PUT", "POST"}, Suffixes: []string{"/orders/*"}, Timeout: 3 * time.Second,
-					RequestHeaders: []string{"x-region"},
-					Credentials:    &Credentials{SecretName: "crm", SecretKey: "token", Header: "Authorization", Prefix: "Bearer "},
+					RequestHeaders: []string{"x-region"}, Forwards: []string{"X-Region"},
+					Credentials: &Credentials{SecretName: "crm", SecretKey: "token", Header: "Authorization", Prefix: "Bearer "},
 				},
 				Key:          KeyPlacement{Argument: "/meta/key"},
 				InFlight:     InFlight{RetryAfter: time.Second},
@@ -103,7 +103,7 @@ func TestEffectiveValues(t *testing.T) {
 				Namespace: "support", Name: "issue-refund", Generation: 3, Mutating: true, Store: "payments",
 				Upstream: Upstream{
 					URL: refunds, Methods: []string{"POST"}, Timeout: 10 * time.Second,
-					RequestHeaders: []string{"accept", "content-type"},
+					RequestHeaders: []string{"accept", "content-type"}, Forwards: []string{"Accept", "Content-Type"},
 				},
 				Key:          KeyPlacement{Header: "Idempotency-Key"},
 				InFlight:     InFlight{Wait: true, Timeout: 10 * time.Second, RetryAfter: 2 * time.Second},
@@ -125,7 +125,7 @@ func TestEffectiveValues(t *testing.T) {
 				Namespace: "support", Name: "issue-refund", Generation: 3, Mutating: true, Store: "payments",
 				Upstream: Upstream{
 					URL: refunds, Methods: []string{"POST"}, Timeout: 10 * time.Second,
-					RequestHeaders: []string{"accept", "content-type"},
+					RequestHeaders: []string{"accept", "content-type"}, Forwards: []string{"Accept", "Content-Type"},
 				},
 				InFlight:     InFlight{Wait: true, Timeout: 10 * time.Second, RetryAfter: 2 * time.Second},
 				MaxBodyBytes: 1 << 20,
@@ -141,7 +141,7 @@ func TestEffectiveValues(t *testing.T) {
 				Namespace: "support", Name: "list-charges", Generation: 1,
 				Upstream: Upstream{
 					URL: charges, Methods: []string{"GET"}, Timeout: 10 * time.Second,
-					RequestHeaders: []string{"accept", "content-type"},
+					RequestHeaders: []string{"accept", "content-type"}, Forwards: []string{"Accept", "Content-Type"},
 				},
 				CacheTTL: 2 * time.Minute,
 			},
@@ -152,7 +152,7 @@ func TestEffectiveValues(t *testing.T) {
 				Namespace: "support", Name: "list-charges", Generation: 1,
 				Upstream: Upstream{
 					URL: charges, Methods: []string{"GET"}, Timeout: 10 * time.Second,
-					RequestHeaders: []string{"accept", "content-type"},
+					RequestHeaders: []string{"accept", "content-type"}, Forwards: []string{"Accept", "Content-Type"},
 				},
 			},
 		},

@@ -68,6 +68,8 @@ type Upstream struct {
 	Timeout  time.Duration
 	// RequestHeaders, in lower case, go upstream as the caller sent them; no others do.
 	RequestHeaders []string
+	// Forwards are the same, in canonical form.
+	Forwards []string
 	// Credentials is nil if none are sent.
 	Credentials *Credentials
 }
