@@ -176,13 +176,17 @@ func (s *sender) exchange(ctx context.Context, c *connection, to destination, re
 
 // receive reads the answer to its end.
 func (s *sender) receive(conn io.Reader, req *http.Request, keep int64) (x exchange) {
-	limited := &io.LimitedReader{R: conn, N: maxAnswerHeader}
-	record := &recorder{from: limited}
-	reader := readers.Get().(*bufio.Reader)
+	r := readers.Get().(*answerReader)
+	r.limited = io.LimitedReader{R: conn, N: maxAnswerHeader}
+	r.record = recorder{from: &r.limited, kept: r.record.kept[:0]}
+	limited, record, reader := &r.limited, &r.record, r.buffered
 	reader.Reset(record)
 	defer func() {
 		reader.Reset(nil)
-		readers.Put(reader)
+		if r.limited.R = nil; cap(record.kept) > maxRecorded { // a long one would stay for good
+			record.kept = nil
+		}
+		readers.Put(r)
 	}()
 	var resp *http.Response
 	for range 8 { // 100 and 103 may come before the answer
@@ -206,7 +210,7 @@ func (s *sender) receive(conn io.Reader, req *http.Request, keep int64) (x excha
 		}
 	}
 	framed := framed(resp, record.kept[:len(record.kept)-reader.Buffered()])
-	record.done, record.kept = true, nil
+	record.done = true
 	limited.N = math.MaxInt64
 	a, err := s.readBody(resp.Body, keep)
 	if err != nil {
@@ -255,9 +259,19 @@ func headValues(head []byte, header string) []string {
 // These are used again: an answer is short, what reads it is not.
 var (
 	requests = sync.Pool{New: func() any { return new(bytes.Buffer) }}
-	readers  = sync.Pool{New: func() any { return bufio.NewReader(nil) }}
+	readers  = sync.Pool{New: func() any { return &answerReader{buffered: bufio.NewReader(nil)} }}
 	pieces   = sync.Pool{New: func() any { return new([32 << 10]byte) }}
 )
+
+// answerReader reads one answer.
+type answerReader struct {
+	limited  io.LimitedReader
+	record   recorder
+	buffered *bufio.Reader
+}
+
+// maxRecorded is how much memory for an answer's head is used again.
+const maxRecorded = 8 << 10
 
 // recorder keeps what was read through it, until it is done.
 type recorder struct {

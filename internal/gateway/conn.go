@@ -53,11 +53,36 @@ type fence struct {
 	probing bool
 	// records are followed if there is TLS; else nil.
 	records *records
+
+	// What the kernel is asked again and again, with what it answers.
+	reading, writing kernelCall
+	waiting          struct {
+		ask func(fd uintptr)
+		n   int
+		err error
+	}
+}
+
+// kernelCall is a read or a write of the kernel's, made for one connection once.
+type kernelCall struct {
+	ask func(fd uintptr) (done bool)
+	p   []byte
+	n   int
+	err error
+}
+
+// askOn asks for p, by RawConn's Read or Write.
+func (k *kernelCall) askOn(wait func(func(uintptr) bool) error, p []byte) (n int, waited, err error) {
+	k.p, k.n, k.err = p, 0, nil
+	waited = wait(k.ask)
+	k.p = nil
+	return k.n, waited, k.err
 }
 
 // newFence takes over a connection; it closes it if it cannot.
 func newFence(conn *net.TCPConn, end deadline) (*fence, error) {
 	f := &fence{TCPConn: conn, end: end}
+	f.reading.ask, f.writing.ask, f.waiting.ask = f.readOnce, f.writeOnce, f.countWaiting
 	var err error
 	if f.raw, err = conn.SyscallConn(); err == nil {
 		// With linger 0 a close drops what the kernel has not delivered. It also
@@ -140,9 +165,12 @@ func (f *fence) again(end deadline) {
 
 // delivered says that the other end has acknowledged all that was written.
 func (f *fence) delivered() bool {
-	waiting, err := 0, error(nil)
-	ctl := f.raw.Control(func(fd uintptr) { waiting, err = unix.IoctlGetInt(int(fd), unix.TIOCOUTQ) })
-	return ctl == nil && err == nil && waiting == 0
+	ctl := f.raw.Control(f.waiting.ask)
+	return ctl == nil && f.waiting.err == nil && f.waiting.n == 0
+}
+
+func (f *fence) countWaiting(fd uintptr) {
+	f.waiting.n, f.waiting.err = unix.IoctlGetInt(int(fd), unix.TIOCOUTQ)
 }
 
 // silent says that the other end has neither closed nor said anything that is not read.
@@ -169,18 +197,20 @@ func (f *fence) Read(p []byte) (n int, err error) {
 	return n, err
 }
 
-// readNow fails with os.ErrDeadlineExceeded if nothing is there.
-func (f *fence) readNow(p []byte) (n int, err error) {
-	if wait := f.raw.Read(func(fd uintptr) bool {
-		for {
-			if n, err = unix.Read(int(fd), p); !errors.Is(err, unix.EINTR) {
-				return true
-			}
+func (f *fence) readOnce(fd uintptr) bool {
+	for {
+		if f.reading.n, f.reading.err = unix.Read(int(fd), f.reading.p); !errors.Is(f.reading.err, unix.EINTR) {
+			return true
 		}
-	}); wait != nil {
-		return 0, wait
 	}
+}
+
+// readNow fails with os.ErrDeadlineExceeded if nothing is there.
+func (f *fence) readNow(p []byte) (int, error) {
+	n, wait, err := f.reading.askOn(f.raw.Read, p)
 	switch {
+	case wait != nil:
+		return 0, wait
 	case errors.Is(err, unix.EAGAIN):
 		return 0, os.ErrDeadlineExceeded
 	case err != nil:
@@ -194,17 +224,18 @@ func (f *fence) readNow(p []byte) (n int, err error) {
 // finish lets the kernel close the connection in good order: all that was asked was answered.
 func (f *fence) finish() error { return f.SetLinger(-1) }
 
+func (f *fence) writeOnce(fd uintptr) bool {
+	f.writing.n, f.writing.err = f.writeNow(int(fd), f.writing.p)
+	return !errors.Is(f.writing.err, unix.EAGAIN)
+}
+
 // Write gives every piece to the kernel by itself, with a look at the clocks before
 // and after. net.Conn's own Write would wait for room and go on without a look.
 func (f *fence) Write(p []byte) (int, error) {
 	written := 0
 	for written < len(p) {
-		var n int
-		var err error
-		if wait := f.raw.Write(func(fd uintptr) bool {
-			n, err = f.writeNow(int(fd), p[written:])
-			return !errors.Is(err, unix.EAGAIN)
-		}); wait != nil {
+		n, wait, err := f.writing.askOn(f.raw.Write, p[written:])
+		if wait != nil {
 			return written, wait
 		}
 		if n > 0 {

@@ -47,6 +47,8 @@ type connection struct {
 	idle    time.Time
 	// ends closes the connection at the end of the attempt that it carries.
 	ends *time.Timer
+	// one is what is read of what nobody asked for.
+	one [1]byte
 }
 
 // closeAt has the connection closed, under whoever reads or writes it, when ctx ends, which has a
@@ -134,8 +136,7 @@ func (s *sender) reuse(ctx context.Context, to destination, end deadline) *conne
 func (c *connection) unasked() (more, good bool) {
 	c.probing = true
 	defer func() { c.probing = false }()
-	var one [1]byte
-	n, err := c.stream.Read(one[:])
+	n, err := c.stream.Read(c.one[:])
 	switch {
 	case n > 0:
 		return true, false

@@ -174,7 +174,8 @@ func (e *Engine) Admit(ctx context.Context, c Call, p Policy) (Answer, error) {
 			a.Ticket.Retry = from != nil && from.State == Retryable
 			if err := e.doubts(ctx, next, res, asks); err != nil {
 				// It stands, and nobody sends under it.
-				e.o.Later(func() { e.withdraw(a.Ticket) })
+				t := a.Ticket
+				e.o.Later(func() { e.withdraw(t) })
 				return Answer{}, err
 			}
 			return a, nil

@@ -30,7 +30,8 @@ func (e *Engine) askRules(pass *passage, c *Call, p Policy) error {
 	if p.rules == nil || pass.ruled || pass.refused || e.o.mutation == rulesIgnored {
 		return nil
 	}
-	u, err := p.rules(c)
+	of := *c // so that a call without rules has no other memory
+	u, err := p.rules(&of)
 	if err != nil {
 		return err
 	}

@@ -205,7 +205,8 @@ func (t *Tool) GuardFor(c *guard.Call) guard.Policy {
 	if len(t.spend) == 0 {
 		return t.Guard
 	}
-	return t.Guard.WithSpend(t.spendOf(c))
+	of := *c // so that a call without limits has no other memory
+	return t.Guard.WithSpend(t.spendOf(&of))
 }
 
 // spendOf are the limits as they stand for a call.
