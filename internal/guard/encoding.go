@@ -15,7 +15,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -642,7 +641,13 @@ func list[T any](c *coder, num protowire.Number, v *[]T, fields func(*T, *coder)
 // lines are an answer's headers, in an order of their own.
 func (c *coder) lines(num protowire.Number, v *map[string][]string) {
 	if !c.reads {
-		for _, name := range slices.Sorted(maps.Keys(*v)) {
+		var few [16]string
+		names := few[:0]
+		for name := range *v {
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		for _, name := range names {
 			l := line{name, (*v)[name]}
 			c.write(num, func() { l.fields(c) })
 		}

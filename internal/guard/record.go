@@ -593,6 +593,9 @@ func (r *record) view(epoch string) View {
 	if r.State == Registered {
 		v.Expires = r.registeredUntil()
 	}
+	if n := len(r.Attempts); n > 0 {
+		v.Attempts = make([]AttemptView, 0, n)
+	}
 	for i := range r.Attempts {
 		v.Attempts = append(v.Attempts, r.Attempts[i].view())
 	}
