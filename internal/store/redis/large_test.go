@@ -82,8 +82,13 @@ func largeGroups(t *testing.T, seed uint64, steps int) {
 		// Records become many and, from the middle on, few again.
 		case n < 8 && versions[key] != 0, i > steps/2 && n < 60 && versions[key] != 0:
 			r.Record = nil
-		case n < 25:
+		case n < 20:
 			r.KeepMarks = true
+		case n < 35:
+			r.RenewMarks = true
+			if chance(70) {
+				r.Until = now.Add(time.Duration(random.IntN(20_000)-1_000) * time.Millisecond)
+			}
 		default:
 			for range random.IntN(4) + 1 {
 				m := store.Mark{String: mark(), Tag: tag()}

@@ -23,13 +23,19 @@ var losses = []testCase{
 
 // questions are all kinds; each gives the error that it was answered with. None may
 // write anything where writes were lost.
-func (f *fixture) questions(s store.Store, epoch string) map[string]func() error {
+func (f *fixture) questions(s store.Store, epoch string, version uint64) map[string]func() error {
 	ctx, cancel := patient()
 	f.Cleanup(cancel)
 	write := func() store.Write {
 		w := f.write("after the loss", 0)
 		w.Epoch = epoch
 		return w
+	}
+	over := func(renew bool) error {
+		w := f.write("k", version)
+		w.Epoch, w.RenewMarks = epoch, renew
+		_, err := s.Update(ctx, w)
+		return err
 	}
 	return map[string]func() error{
 		"Standing":   func() error { _, err := s.Standing(ctx); return err },
@@ -40,9 +46,12 @@ func (f *fixture) questions(s store.Store, epoch string) map[string]func() error
 			return err
 		},
 		"Update": func() error { _, err := s.Update(ctx, write()); return err },
-		"Get":    func() error { _, _, err := s.Get(ctx, "k"); return err },
-		"List":   func() error { _, err := s.List(ctx, store.List{What: store.ListHeld}); return err },
-		"Meter":  func() error { _, err := s.Meter(ctx, "m"); return err },
+		// Which a store may write in another way.
+		"Update of a record": func() error { return over(false) },
+		"RenewMarks":         func() error { return over(true) },
+		"Get":                func() error { _, _, err := s.Get(ctx, "k"); return err },
+		"List":               func() error { _, err := s.List(ctx, store.List{What: store.ListHeld}); return err },
+		"Meter":              func() error { _, err := s.Meter(ctx, "m"); return err },
 	}
 }
 
@@ -80,14 +89,14 @@ func lostWrite(f *fixture) {
 	if f.h.Rewind == nil {
 		return
 	}
-	f.put(f.write("k", 0))
-	for name := range f.questions(f.s, "") {
+	version := f.put(f.write("k", 0))
+	for name := range f.questions(f.s, "", version) {
 		s := f.h.Connect(f)
 		epoch := f.standing(s).Epoch
 		f.h.Snapshot(f)
 		writeThrough(f, s, fmt.Sprint("lost before ", name), 0)
 		f.h.Rewind(f)
-		questions := f.questions(s, epoch)
+		questions := f.questions(s, epoch, version)
 		f.fails(answer(f, questions[name]), store.ErrMemoryLost, name+" as the first question")
 		for again := range 2 {
 			for next, ask := range questions {
@@ -107,7 +116,7 @@ func lostWrite(f *fixture) {
 		if r, _, err := fresh.Get(ctx, "after the loss"); r != nil || err != nil {
 			f.Errorf("%s: the loser has written %+v, %v", name, r, err)
 		}
-		if r, _, err := fresh.Get(ctx, "k"); r == nil || err != nil {
+		if r, _, err := fresh.Get(ctx, "k"); err != nil || r == nil || r.Version != version {
 			f.Errorf("%s: what was kept is %+v, %v", name, r, err)
 		}
 		cancel()

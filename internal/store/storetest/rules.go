@@ -107,6 +107,9 @@ func anotherEpoch(f *fixture) {
 		f.fails(err, store.ErrMemoryLost, "Update under another epoch")
 		_, err = f.s.Reserve(ctx, store.Reserve{Write: w})
 		f.fails(err, store.ErrMemoryLost, "Reserve under another epoch")
+		w.RenewMarks = true
+		_, err = f.s.Update(ctx, w)
+		f.fails(err, store.ErrMemoryLost, "RenewMarks under another epoch")
 	}
 	// Nor is a write recognised there.
 	r := f.mustGet("k")
@@ -209,6 +212,10 @@ func disown(f *fixture) {
 	for _, s := range []store.Store{f.s, other} {
 		_, err := s.Update(ctx, f.write("k", version))
 		f.fails(err, store.ErrMemoryLost, "Update of a store that was disowned")
+		w := f.write("k", version)
+		w.RenewMarks = true
+		_, err = s.Update(ctx, w)
+		f.fails(err, store.ErrMemoryLost, "RenewMarks in a store that was disowned")
 		_, err = s.Reserve(ctx, store.Reserve{Write: f.write("new", 0)})
 		f.fails(err, store.ErrMemoryLost, "Reserve in a store that was disowned")
 	}
