@@ -40,6 +40,7 @@ var rules = []testCase{
 	{"strings are any bytes and compared whole", anyBytes},
 	{"a record's own marks are not hit", ownMarks},
 	{"a mark with the excepted tag is not hit", exceptTag},
+	{"a tag is excepted where it is that of many marks, and of many excepted tags none is mistaken", exceptOfMany},
 	{"a record is hit if one of its marks is, whatever the others", oneOfSeveralMarks},
 	{"a mark is hit until its end", markUntil},
 	{"of two equal marks the later end counts", equalMarks},
@@ -502,6 +503,38 @@ func ownMarks(f *fixture) {
 	r.Write = f.write("a", result.Version)
 	result = f.reserve(r)
 	f.hits(result, "b")
+}
+
+func exceptOfMany(f *fixture) {
+	const many = 70
+	for i := range many {
+		f.mark(fmt.Sprint("one of many ", i), store.Mark{String: "m", Tag: "x"})
+	}
+	f.hits(f.probe(nil, store.Probe{String: "m", Except: "x"}))
+	for _, other := range []string{"", "y"} {
+		result := f.probe(nil, store.Probe{String: "m", Except: other})
+		f.outcome(result, store.Blocked)
+		if result.HitCount != many {
+			f.Errorf("%d marks are hit by a probe except %q, want %d", result.HitCount, other, many)
+		}
+	}
+	probes := make([]store.Probe, 300)
+	for i := range probes {
+		probes[i] = store.Probe{String: fmt.Sprint("s ", i), Except: fmt.Sprint("tag ", i)}
+	}
+	for _, i := range []int{0, 1, 251, 252, 253, 254, 255, 256, 299} {
+		for tag, hit := range map[string]bool{probes[i].Except: false, probes[(i+1)%len(probes)].Except: true} {
+			key := fmt.Sprint("marked ", i, tag)
+			version := f.mark(key, store.Mark{String: probes[i].String, Tag: tag})
+			result := f.probe(nil, probes...)
+			if !hit {
+				f.hits(result)
+			} else if f.hits(result, key); !slices.Equal(result.Hits[0].Probes, []int{i}) {
+				f.Errorf("hit by the probes %v, want %d", result.Hits[0].Probes, i)
+			}
+			f.remove(key, version)
+		}
+	}
 }
 
 func exceptTag(f *fixture) {
