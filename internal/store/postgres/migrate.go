@@ -21,7 +21,7 @@ var migrations embed.FS
 
 // format is the version of the schema that this program works with: that of the
 // last file in migrations.
-const format = 2
+const format = 1
 
 // prepare sees to it, once, that the schema is as this program needs it.
 func (s *Store) prepare(ctx context.Context) error {

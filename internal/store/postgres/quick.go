@@ -1,6 +1,6 @@
 package postgres
 
-// The functions that most calls come to, reserve, settle and renew, are asked on the wire
+// The two functions that most calls come to, reserve and settle, are asked on the wire
 // and without the client's types: where both share a machine, encoding and scanning
 // costs as much as what is asked.
 
@@ -26,7 +26,9 @@ type statement struct{ name, text string }
 var (
 	reserveStatement = statement{"holdfast.reserve", "SELECT reserve($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)"}
 	settleStatement  = statement{"holdfast.settle", "SELECT settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)"}
-	renewStatement   = statement{"holdfast.renew", "SELECT renew($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"}
+	// What is read of the record may be older than what settle finds there: it compares.
+	renewStatement = statement{"holdfast.renew", `SELECT (SELECT settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12,
+		r.strings, r.tags, CASE WHEN r.strings IS NULL THEN 0 ELSE $13::bigint END) FROM record r WHERE r.digest = $4 AND r.key = $5)`}
 )
 
 // values are those of a statement in binary form, one after the other in memory; nil
@@ -248,7 +250,7 @@ func (a *arguments) renewQuickly(ctx context.Context, c *pgx.Conn, highest uint6
 		return answered{}, false, nil
 	}
 	v := a.updated(highest, p)
-	v.number(*a.renew)
+	v.number(a.until)
 	return renewStatement.quickly(ctx, c, v)
 }
 

@@ -260,26 +260,6 @@ func TestMigrateTogether(t *testing.T) {
 	noLocksLeft(t, server)
 }
 
-// A schema that an earlier program made is brought up to date, with all that is in it.
-func TestEarlierFormat(t *testing.T) {
-	server, schema := sharedServer(t), newSchema()
-	old := open(t, postgres.Options{DSN: server.dsn("postgres"), Schema: schema})
-	initialise(t, old)
-	r := callOf(calls.Add(1))
-	w := settlementOf(r, await(t, inBackground(old, r), store.Written).Version)
-	server.exec(t, "postgres", fmt.Sprintf("DROP FUNCTION %s.renew", schema), fmt.Sprintf("DELETE FROM %s.goose_db_version WHERE version_id > 1", schema))
-	s := open(t, postgres.Options{DSN: server.dsn("postgres"), Schema: schema})
-	w.RenewMarks, w.Until, w.Marks = true, w.Marks[0].Until, nil
-	if result, err := s.Update(context.Background(), w); err != nil || result.Outcome != store.Written {
-		t.Fatalf("%+v, %v", result, err)
-	}
-	if err := s.Check(context.Background()); err != nil {
-		t.Error(err)
-	}
-	// Who had opened it before goes on.
-	pair(t, old, calls.Add(1))
-}
-
 func TestNewerFormat(t *testing.T) {
 	server, schema := sharedServer(t), newSchema()
 	initialise(t, open(t, postgres.Options{DSN: server.dsn("postgres"), Schema: schema}))

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -160,8 +159,8 @@ type arguments struct {
 	digest            digest
 	expected          int64
 	remove, keep      bool
-	// renew is the end of marks that are otherwise those that the record has.
-	renew           *int64
+	// renew: the marks are those that the record has, but for their end, which is until.
+	renew           bool
 	due             *int64
 	held, unsettled bool
 	header, body    []byte
@@ -192,9 +191,8 @@ func newArguments(w store.Write) *arguments {
 		a.held, a.unsettled = r.Held, r.Unsettled
 		a.header, a.body = append(a.header, r.Header...), append(a.body, r.Body...)
 	}
-	if w.RenewMarks {
-		until := millis(w.Until, true)
-		a.renew = &until
+	if a.renew = w.RenewMarks; a.renew {
+		a.until = millis(w.Until, true)
 	}
 	a.setMarks(marksOf(w.Marks))
 	if len(w.Meters) > 0 {
@@ -237,20 +235,6 @@ func (a *arguments) setMarks(marks []mark) {
 	}
 }
 
-// setRenewed takes the marks from the record. If it is another version by now, that is
-// what the write is answered with, whatever its marks.
-func (a *arguments) setRenewed(ctx context.Context, c *pgx.Conn) error {
-	a.strings, a.tags, a.until, a.untils = nil, nil, 0, nil
-	err := c.QueryRow(ctx, "SELECT strings, tags FROM record WHERE digest = $1 AND key = $2", a.digest, []byte(a.key)).Scan(&a.strings, &a.tags)
-	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-		return err
-	}
-	if a.strings != nil {
-		a.until = *a.renew
-	}
-	return nil
-}
-
 // array is one of numbers or snapshots as text: exact, and of no type that the client
 // would have to know.
 func array(elements []string) *string {
@@ -282,8 +266,16 @@ func passedOver(watermarks []store.Watermark) (over, error) {
 	return o, nil
 }
 
-const writeCall = `SELECT * FROM write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,
-	$22, $23, $24, $25::text::numeric[], $26::text::numeric[], $27, $28, $29, $30, $31, $32::text::pg_snapshot[])`
+const (
+	writeBegins = `write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, `
+	writeEnds   = `, $21, $22, $23, $24, $25::text::numeric[], $26::text::numeric[], $27, $28, $29, $30, $31, $32::text::pg_snapshot[])`
+
+	writeCall = `SELECT * FROM ` + writeBegins + `$18, $19, $20` + writeEnds
+	// Marks that are renewed are read from the record before the function takes its lock. The
+	// version that is expected was there already; if it is another one by then, nothing is written.
+	renewCall = `SELECT w.* FROM (VALUES (0)) AS one LEFT JOIN record r ON r.digest = $7 AND r.key = $8 CROSS JOIN LATERAL ` + writeBegins +
+		`coalesce($18, r.strings), coalesce($19, r.tags), CASE WHEN r.strings IS NULL THEN 0 ELSE $20::bigint END` + writeEnds + ` AS w`
+)
 
 // answered is what became of a write.
 type answered struct {
@@ -321,16 +313,11 @@ func (s *Store) ask(ctx context.Context, c *pgx.Conn, doing string, a *arguments
 	switch {
 	case doing == "Reserve":
 		quickly = a.reserveQuickly
-	case a.renew != nil:
+	case a.renew:
 		quickly = a.renewQuickly
 	}
 	if answer, done, err := quickly(ctx, c, highest, p); done || err != nil {
 		return answer, err
-	}
-	if a.renew != nil {
-		if err := a.setRenewed(ctx, c); err != nil {
-			return answered{}, err
-		}
 	}
 	var plainly, except []digest
 	var excepts []digest
@@ -345,8 +332,12 @@ func (s *Store) ask(ctx context.Context, c *pgx.Conn, doing string, a *arguments
 			firsts = append(firsts, int32(i+1))
 		}
 	}
+	text := writeCall
+	if a.renew {
+		text = renewCall
+	}
 	var row writeRow
-	err := c.QueryRow(ctx, writeCall,
+	err := c.QueryRow(ctx, text,
 		int64(highest), p.locks, p.generation, p.makeStrings, p.makeKinds,
 		[]byte(a.epoch), a.digest, []byte(a.key), a.expected, []byte(a.nonce),
 		a.remove, a.due, a.held, a.unsettled, a.header, a.body,
