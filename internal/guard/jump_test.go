@@ -415,20 +415,39 @@ func TestAJumpIsToldAsTheClockShowsItNow(t *testing.T) {
 // The store's time is known too early by as long as its last answer was on its way. What a
 // payment leaves for the window must not end the earlier for it.
 func TestTheWindowIsNotShorterForASlowAnswer(t *testing.T) {
-	s := tell(t)
-	c := s.call("intent-1", "order/9")
-	s.net.hook(nil, func(what string) error {
-		if what == "Reserve" {
-			s.pass(4 * time.Second)
-		}
-		return nil
-	})
-	ticket := s.send(c)
-	s.net.hook(nil, nil)
-	if now, err := s.now(s.ctx, s.o.Clock.Now().Boot); err != nil || !now.Before(s.time.store()) {
-		t.Fatalf("the store's time is taken for %s, it is %s (%v)", now, s.time.store(), err)
+	for _, row := range []struct {
+		slow string
+		took time.Duration // the upstream, so that the store is asked for its time again
+	}{{"Reserve", 0}, {"List", 2 * staleAfter}} {
+		t.Run(row.slow, func(t *testing.T) {
+			s := tell(t)
+			c := s.call("intent-1", "order/9")
+			slow := 0
+			isSlow := func(what string) error {
+				if what == row.slow {
+					slow++
+					s.pass(4 * time.Second)
+				}
+				return nil
+			}
+			if row.took == 0 {
+				s.net.hook(nil, isSlow)
+			}
+			ticket := s.send(c)
+			s.net.hook(nil, isSlow)
+			if row.took == 0 {
+				if now, err := s.now(s.ctx, s.o.Clock.Now().Boot); err != nil || !now.Before(s.time.store()) {
+					t.Fatalf("the store's time is taken for %s, it is %s (%v)", now, s.time.store(), err)
+				}
+			}
+			s.pass(row.took)
+			s.want(s.settle(ticket, paid("re_1")), Allow, "")
+			s.net.hook(nil, nil)
+			if slow != 1 {
+				t.Fatalf("%d answers were slow", slow)
+			}
+			s.pass(storyWindow - 2*time.Second)
+			s.wantHeld(s.admit(c.under("intent-2").with(func(c *Call) { c.Fingerprint = "sha256:two" })), ScopeOverlap)
+		})
 	}
-	s.want(s.settle(ticket, paid("re_1")), Allow, "")
-	s.pass(storyWindow - 2*time.Second)
-	s.wantHeld(s.admit(c.under("intent-2").with(func(c *Call) { c.Fingerprint = "sha256:two" })), ScopeOverlap)
 }
