@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -177,7 +178,7 @@ func TestTheLineOfACall(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		`"tool"="support/charge"`, `"verdict"="ALLOW"`, `"attempt"=1`, `"outcome"="Succeeded"`, `"status"=201`, `"key"="` + v.Intent.ProviderKey[:keyShown] + `"`,
+		`"tool"="support/charge"`, `"caller"="system:serviceaccount:support:agent"`, `"verdict"="ALLOW"`, `"reason"=""`, `"attempt"=1`, `"outcome"="Succeeded"`, `"status"=201`, `"key"="` + v.Intent.ProviderKey[:keyShown] + `"`,
 	} {
 		if !strings.Contains(r.logged(), want) {
 			t.Errorf("the line has no %s: %s", want, r.logged())
@@ -186,6 +187,9 @@ func TestTheLineOfACall(t *testing.T) {
 	if strings.Contains(r.logged(), v.Intent.ProviderKey) {
 		t.Error("the whole key of the provider is logged")
 	}
+	if regexp.MustCompile(`"took"="0s"|"upstream"="0s"`).MatchString(r.logged()) || !regexp.MustCompile(`"took"="[0-9.]+[mµ]?s" .*"upstream"="[0-9.]+[mµ]?s"`).MatchString(r.logged()) {
+		t.Errorf("how long it took: %s", r.logged())
+	}
 	if strings.Contains(r.logged(), "evidence") {
 		t.Errorf("a plain success is evidence: %s", r.logged())
 	}
@@ -193,7 +197,7 @@ func TestTheLineOfACall(t *testing.T) {
 	r.pay(ask{id: "k3", body: refundOf("11", "1"), fault: "decline-402"}, 402, guard.Allow)
 	r.pay(ask{id: "k1", body: refundOf("9", "2")}, 422, guard.Conflict)
 	eventually(t, "the lines", func() bool { return strings.Count(r.logged(), "evidence") == 3 })
-	for _, want := range []string{`\"reasons\"=\"OutcomeUnknown\"`, `\"outcome\"=\"Failed\"`, `\"verdict\"=\"CONFLICT\"`} {
+	for _, want := range []string{`\"reasons\"=\"OutcomeUnknown\"`, `\"outcome\"=\"Failed\"`, `\"verdict\"=\"CONFLICT\" \"reason\"=\"request\"`} {
 		if !strings.Contains(r.logged(), want) {
 			t.Errorf("no line has %s: %s", want, r.logged())
 		}

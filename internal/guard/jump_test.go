@@ -413,7 +413,7 @@ func TestAJumpIsToldAsTheClockShowsItNow(t *testing.T) {
 }
 
 // The store's time is known too early by as long as its last answer was on its way. What a
-// payment leaves for the window must not end the earlier for it.
+// payment leaves for the window must not end the earlier for it, nor what it has spent.
 func TestTheWindowIsNotShorterForASlowAnswer(t *testing.T) {
 	for _, row := range []struct {
 		slow string
@@ -421,7 +421,7 @@ func TestTheWindowIsNotShorterForASlowAnswer(t *testing.T) {
 	}{{"Reserve", 0}, {"List", 2 * staleAfter}} {
 		t.Run(row.slow, func(t *testing.T) {
 			s := tell(t)
-			c := s.call("intent-1", "order/9")
+			c, limit := s.call("intent-1", "order/9"), daily("100")
 			slow := 0
 			isSlow := func(what string) error {
 				if what == row.slow {
@@ -433,7 +433,7 @@ func TestTheWindowIsNotShorterForASlowAnswer(t *testing.T) {
 			if row.took == 0 {
 				s.net.hook(nil, isSlow)
 			}
-			ticket := s.send(c)
+			ticket := s.sendUnder(c, spendPolicy(limit))
 			s.net.hook(nil, isSlow)
 			if row.took == 0 {
 				if now, err := s.now(s.ctx, s.o.Clock.Now().Boot); err != nil || !now.Before(s.time.store()) {
@@ -445,6 +445,9 @@ func TestTheWindowIsNotShorterForASlowAnswer(t *testing.T) {
 			s.net.hook(nil, nil)
 			if slow != 1 {
 				t.Fatalf("%d answers were slow", slow)
+			}
+			if spent, want := s.record(c.Key).Charges[0].Until, s.time.store().Add(limit.Window); spent.Before(want) {
+				t.Errorf("it is spent until %s, want %s", spent, want)
 			}
 			s.pass(storyWindow - 2*time.Second)
 			s.wantHeld(s.admit(c.under("intent-2").with(func(c *Call) { c.Fingerprint = "sha256:two" })), ScopeOverlap)

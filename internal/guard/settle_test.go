@@ -140,6 +140,51 @@ func TestASettlementRenewsItsMarks(t *testing.T) {
 	})
 }
 
+// What a record leaves is taken for what an earlier one has left only where that is sure.
+func TestOnlyTheSameMarksAreRenewed(t *testing.T) {
+	at := time.Unix(1e9, 0)
+	unknown := func(r *record) {
+		r.State, r.Attempts[0].Outcome = Held, AttemptUnknown
+	}
+	for name, row := range map[string]struct {
+		from, to func(r *record)
+		renews   bool
+	}{
+		"as it was reserved":           {nil, unknown, true},
+		"nobody knows what was left":   {func(r *record) { r.named = nil }, unknown, false},
+		"never sent":                   {func(r *record) { r.State, r.Attempts = Held, nil }, unknown, false},
+		"held":                         {unknown, unknown, false},
+		"released":                     {func(r *record) { unknown(r); r.State = Released }, unknown, false},
+		"of another budget":            {nil, func(r *record) { unknown(r); r.Policy.Budget += " other" }, false},
+		"recipients are compared":      {nil, func(r *record) { unknown(r); r.Policy.Lookalike = time.Minute }, false},
+		"imported":                     {nil, func(r *record) { unknown(r); r.Imported = true }, false},
+		"another identity":             {nil, func(r *record) { unknown(r); r.IdentityHash += "0" }, false},
+		"another amount's expression":  {nil, func(r *record) { unknown(r); r.AmountHash += "0" }, false},
+		"all attempts are lost":        {nil, func(r *record) { unknown(r); r.Attempts[0].Lost = true }, false},
+		"nothing moved":                {nil, func(r *record) { r.State, r.Attempts[0].Outcome = Retryable, AttemptRetryable }, false},
+		"another fingerprint is known": {nil, func(r *record) { unknown(r); r.Fingerprint += "0"; r.named = nil }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := tell(t)
+			c := s.call("intent-1", "order/9")
+			c.Recipient = "a1"
+			from := s.send(c).rec
+			if row.from != nil {
+				row.from(from)
+			}
+			to := from.clone()
+			if len(to.Attempts) == 0 {
+				to.Attempts = []attempt{{Number: 1}}
+			}
+			row.to(to)
+			until, renews := to.renews(from, at)
+			if renews != row.renews || !until.IsZero() {
+				t.Errorf("it renews: %t, until %s", renews, until)
+			}
+		})
+	}
+}
+
 func TestAFailureDoesNotEraseAnUnknown(t *testing.T) {
 	// Under one provider key: nobody released the first attempt, so the record cannot have a second.
 	s := tell(t)
