@@ -20,7 +20,8 @@ import (
 var migrations embed.FS
 
 // format is the version of the schema that this program works with: that of the
-// last file in migrations.
+// last file in migrations. Programs of before refuse another one: with it nobody can go
+// back, nor run both versions while one is rolled out.
 const format = 1
 
 // prepare sees to it, once, that the schema is as this program needs it.
