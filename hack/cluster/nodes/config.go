@@ -63,6 +63,8 @@ func (m *machine) configure(node string, files cluster.NodeFiles) ([]spec.Progra
 		"volumePluginDir":           "/var/lib/kubelet/volume-plugins",
 		"nodeStatusUpdateFrequency": "2s",
 		"nodeLeaseDurationSeconds":  int(silence.Seconds()),
+		// How soon pods see a Secret that has changed; a minute, where nobody waits for it.
+		"syncFrequency": "10s",
 		// These want more than a box may do, or than it has.
 		"makeIPTablesUtilChains": false,
 		"oomScoreAdj":            0,

@@ -124,7 +124,7 @@ var _ = Describe("An installation", func() {
 		r := w.begin(ctx, load{concurrency: 8, faults: []string{"delay:50ms"}})
 		before, err := shownBy(ctx, front.address)
 		Expect(err).NotTo(HaveOccurred())
-		// The controllers make another one, and a kubelet brings it to the pods within about a minute.
+		// The controllers make another one, and a kubelet brings it to the pods when it next looks after them.
 		Expect(admin.Delete(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: certificateName}})).To(Succeed())
 		inARow := 0
 		Eventually(func(ctx context.Context) (int, error) {
