@@ -92,6 +92,14 @@ func (m *maker) settled(i int64) (claim, settlement store.Write, err error) {
 	})
 	claim, settlement = m.caught.first, m.caught.last
 	settlement.Expected = 0
+	if settlement.RenewMarks {
+		// There will be no record to have them from.
+		for _, mark := range claim.Marks {
+			mark.Until = settlement.Until
+			settlement.Marks = append(settlement.Marks, mark)
+		}
+		settlement.RenewMarks, settlement.Until = false, time.Time{}
+	}
 	return claim, settlement, err
 }
 
