@@ -97,10 +97,7 @@ func TestSecondServerWaitsForTheVolume(t *testing.T) {
 			first.mounts()
 			if s.Spec.Redis != nil {
 				// Its log is written anew all the time, by a process that takes minutes for it.
-				conf := filepath.Join(first.dir, "redis.conf")
-				text, err := os.ReadFile(conf)
-				must(t, err)
-				must(t, os.WriteFile(conf, append(text, "\nauto-aof-rewrite-percentage 1\nauto-aof-rewrite-min-size 1\nrdb-key-save-delay 60000000\n"...), 0o600))
+				first.configure("auto-aof-rewrite-percentage 1", "auto-aof-rewrite-min-size 1", "rdb-key-save-delay 60000000")
 			}
 			first.launch()
 			eventually(t, func() error { return first.probe("ready") })

@@ -184,6 +184,15 @@ func (n *node) start() {
 	eventually(n.T, func() error { return n.probe("ready") })
 }
 
+// configure adds lines to the configuration that was mounted for Redis.
+func (n *node) configure(lines ...string) {
+	n.Helper()
+	conf := filepath.Join(n.dir, "redis.conf")
+	text, err := os.ReadFile(conf)
+	must(n.T, err)
+	must(n.T, os.WriteFile(conf, append(text, "\n"+strings.Join(lines, "\n")+"\n"...), 0o600))
+}
+
 // launch starts the container's process, with what was mounted before.
 func (n *node) launch() {
 	n.Helper()
@@ -469,10 +478,7 @@ func TestLoadingServerIsNotKilled(t *testing.T) {
 	c.Close()
 	n.kill()
 	// As slow as a very long log.
-	conf := filepath.Join(n.dir, "redis.conf")
-	text, err := os.ReadFile(conf)
-	must(t, err)
-	must(t, os.WriteFile(conf, append(text, "\nkey-load-delay 300\n"...), 0o600))
+	n.configure("key-load-delay 300")
 	n.launch()
 	eventually(t, func() error { return n.probe("alive") })
 	if err := n.probe("ready"); err == nil || !strings.Contains(err.Error(), "loading:1") {

@@ -204,7 +204,7 @@ func (s *sender) receive(conn io.Reader, req *http.Request, keep int64) (x excha
 		return exchange{status: resp.StatusCode, err: fmt.Errorf("the upstream answered with status %d and no final one", resp.StatusCode)}
 	}
 	// ReadResponse takes a Connection header with "close" away, and with it what else it names.
-	if head := record.kept[:len(record.kept)-reader.Buffered()]; first(resp.Header, "Connection") == "" {
+	if head := record.kept[:len(record.kept)-reader.Buffered()]; resp.Header.Get("Connection") == "" {
 		if values := headValues(head, "Connection"); len(values) > 0 {
 			resp.Header["Connection"] = values
 		}

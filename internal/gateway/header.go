@@ -60,14 +60,6 @@ func named(h http.Header) []string {
 	return out
 }
 
-// first is the first value of a header, whose name is canonical.
-func first(h http.Header, name string) string {
-	if values := h[name]; len(values) > 0 {
-		return values[0]
-	}
-	return ""
-}
-
 // forwarded picks the headers of a call that go upstream. The names are canonical.
 func forwarded(call http.Header, allowed []string) http.Header {
 	out := make(http.Header, len(allowed)+2) // User-Agent and the provider's key may follow

@@ -88,7 +88,7 @@ func result(x exchange, tool *policy.Tool, now time.Time) guard.Result {
 // reference is the provider's own name of the payment: the member id of a JSON object,
 // if it is a string of 1 to 128 printable ASCII characters without spaces.
 func reference(a *answer) string {
-	if kind := first(a.header, "Content-Type"); kind != "application/json" { // as nearly all are
+	if kind := a.header.Get("Content-Type"); kind != "application/json" { // as nearly all are
 		if media, _, err := mime.ParseMediaType(kind); err != nil || media != "application/json" && !strings.HasSuffix(media, "+json") {
 			return ""
 		}

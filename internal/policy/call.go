@@ -176,7 +176,7 @@ func hiddenHeader(name string) bool {
 // newCall decodes a call. keyHeaders have one meaning only, as session and index have.
 func newCall(in CallInput, volatile intent.Volatile, keyHeaders []string) (*call, error) {
 	c := &call{method: in.Method, path: in.Suffix, agent: in.Agent}
-	if coding := strings.TrimSpace(first(in.Header["Content-Encoding"])); coding != "" && !strings.EqualFold(coding, "identity") {
+	if coding := strings.TrimSpace(in.Header.Get("Content-Encoding")); coding != "" && !strings.EqualFold(coding, "identity") {
 		return nil, invalid("body", "has the content coding %q, which cannot be read: send it without Content-Encoding", clip(coding))
 	}
 	contentType, err := single(in.Header, "Content-Type")
@@ -258,13 +258,6 @@ func queryValues(query url.Values) map[string]any {
 		out[name] = list
 	}
 	return out
-}
-
-func first(values []string) string {
-	if len(values) == 0 {
-		return ""
-	}
-	return values[0]
 }
 
 // single gives a header that has one meaning only, "" if it did not come. The name is canonical.
