@@ -65,6 +65,8 @@ func redisConf(deploy *v1alpha1.RedisDeployment, maxmemory int64) string {
 		line("# The log is written anew when it has doubled, but a short one costs more to rewrite than to read.")
 		line("auto-aof-rewrite-min-size %d", min(rewriteMinSize, maxmemory))
 	}
+	line("# What is remembered is mostly hashes: to compress it takes half of the rewrite's time, and saves a tenth of the disk.")
+	line("rdbcompression no")
 	line("# A write that was cut off by a crash was answered to nobody: the log is read up to it.")
 	line("aof-load-truncated yes")
 	line("# The log alone is the memory: no snapshots beside it.")

@@ -46,8 +46,8 @@ func (r *Redis) Start(ctx context.Context) error {
 	settings := map[string]string{
 		"bind": address, "port": strconv.Itoa(r.port), "dir": r.data(), "save": `""`, "daemonize": "no", "protected-mode": "yes",
 		"appendonly": "yes", "appendfsync": "always", "no-appendfsync-on-rewrite": "no", "maxmemory-policy": "noeviction",
-		"auto-aof-rewrite-min-size": "256mb",
-		"requirepass":               r.password, "masterauth": r.password,
+		"auto-aof-rewrite-min-size": "256mb", "rdbcompression": "no",
+		"requirepass": r.password, "masterauth": r.password,
 	}
 	maps.Copy(settings, r.o.Settings)
 	var text strings.Builder
