@@ -185,12 +185,13 @@ func Fingerprint(r Request, v Volatile) (string, error) {
 	case "":
 		kind = bodyNone
 	case bodyJSON, bodyForm:
-		body = appendCanonical(shorter[:0], tree.apply(r.Body.value))
+		body = appendCanonical(shorter[:0], r.Body.value, tree)
 	}
 	h := parts(short[:0])
 	h = h.add("holdfast.dev/fingerprint/v1").add(r.Method).add(r.Suffix)
 	h = h.add(strconv.Itoa(len(r.Query)))
-	for _, key := range sortedKeys(r.Query) {
+	var few [16]string
+	for _, key := range sortedKeys(few[:0], r.Query) {
 		h = h.add(key).add(strconv.Itoa(len(r.Query[key])))
 		for _, value := range r.Query[key] {
 			h = h.add(value)
@@ -282,23 +283,40 @@ func (t *pointerTree) insert(pointer string) (*pointerTree, error) {
 	return node, nil
 }
 
+// Of a nil tree there are no pointers, and none below it.
+func (t *pointerTree) isAddress() bool { return t != nil && t.address }
+
+func (t *pointerTree) ignores() bool { return t != nil && t.ignore }
+
+// under is the tree below a member of an object, at below an element of an array.
+func (t *pointerTree) under(key string) *pointerTree {
+	if t == nil {
+		return nil
+	}
+	return t.next[key]
+}
+
+func (t *pointerTree) at(i int) *pointerTree {
+	if t == nil || len(t.next) == 0 {
+		return nil
+	}
+	return t.next[strconv.Itoa(i)]
+}
+
 // apply gives v as it counts. v itself is left as it is; what no pointer
 // touches is shared.
 func (t *pointerTree) apply(v any) any {
-	if t.address {
+	if t.isAddress() {
 		v = lowerAddress(v)
 	}
-	if len(t.next) == 0 {
+	if t == nil || len(t.next) == 0 {
 		return v
 	}
 	switch v := v.(type) {
 	case map[string]any:
 		out := make(map[string]any, len(v))
 		for key, value := range v {
-			switch child := t.next[key]; {
-			case child == nil:
-				out[key] = value
-			case !child.ignore:
+			if child := t.under(key); !child.ignores() {
 				out[key] = child.apply(value)
 			}
 		}
@@ -306,10 +324,7 @@ func (t *pointerTree) apply(v any) any {
 	case []any:
 		out := make([]any, 0, len(v))
 		for i, value := range v {
-			switch child := t.next[strconv.Itoa(i)]; {
-			case child == nil:
-				out = append(out, value)
-			case !child.ignore:
+			if child := t.at(i); !child.ignores() {
 				out = append(out, child.apply(value))
 			}
 		}

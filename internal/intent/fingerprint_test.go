@@ -3,6 +3,7 @@
 package intent
 
 import (
+	"bytes"
 	"net/url"
 	"reflect"
 	"strings"
@@ -248,6 +249,9 @@ func TestVolatileLeavesTheValueAlone(t *testing.T) {
 	if got, want := string(Canonical(tree.apply(v))), `{"a":[{"to":"0xa"},"0xb"],"to":["0xc"]}`; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
+	if got, want := string(appendCanonical(nil, v, tree)), string(Canonical(tree.apply(v))); got != want {
+		t.Errorf("written at once it is %s, want %s", got, want)
+	}
 	if got := string(Canonical(v)); got != text {
 		t.Errorf("the value became %s", got)
 	}
@@ -258,6 +262,8 @@ func FuzzFingerprint(f *testing.F) {
 	f.Add("POST", "", "", formType, []byte("memo=1&a=%zz"), "/memo/0", "/a~")
 	f.Add("PUT", "x", ";", "multipart/form-data; boundary", []byte("\xff"), "", "x")
 	f.Add("", "", "", "", []byte{}, "/0/1", "/~01")
+	f.Add("POST", "", "", jsonType, []byte(`[["0xA",1,["0xB"],2],{"a":1,"b":[3]}]`), "/0/1", "/0/2")
+	f.Add("POST", "", "", jsonType, []byte(`{"b":{"c":"0xA","d":[1]},"a":0}`), "/a", "/b/c")
 	f.Fuzz(func(t *testing.T, method, suffix, query, contentType string, body []byte, ignore, address string) {
 		values, _ := url.ParseQuery(query)
 		r := request{Method: method, Suffix: suffix, Query: values, ContentType: contentType, Body: body}
@@ -265,6 +271,12 @@ func FuzzFingerprint(f *testing.F) {
 		if err != nil {
 			wantInvalid(t, err)
 			return
+		}
+		if v, err := ReadBody(contentType, body, Volatile{}); err == nil {
+			tree, err := Volatile{Ignore: []string{ignore}, Addresses: []string{address}}.tree()
+			if once, want := appendCanonical(nil, v.Value(), tree), Canonical(tree.apply(v.Value())); err != nil || !bytes.Equal(once, want) {
+				t.Fatalf("%s, want %s (%v)", once, want, err)
+			}
 		}
 		// The canonical form of a JSON body is the same call.
 		if v, err := ReadBody(contentType, body, Volatile{}); err == nil && v.Value() != nil && strings.Contains(strings.ToLower(contentType), "json") {

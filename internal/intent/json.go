@@ -288,9 +288,13 @@ func (r *jsonReader) hex(at int) (rune, bool) {
 // It takes what ParseJSON and ReadBody give. Another type is a mistake in the
 // calling code, not in a caller's input, and panics: a canonical form that
 // leaves something out would take two payments for one.
-func Canonical(v any) []byte { return appendCanonical(nil, v) }
+func Canonical(v any) []byte { return appendCanonical(nil, v, nil) }
 
-func appendCanonical(out []byte, v any) []byte {
+// appendCanonical appends the canonical form of what t's apply gives of v.
+func appendCanonical(out []byte, v any, t *pointerTree) []byte {
+	if t.isAddress() {
+		v = lowerAddress(v)
+	}
 	switch v := v.(type) {
 	case nil:
 		return append(out, "null"...)
@@ -302,22 +306,35 @@ func appendCanonical(out []byte, v any) []byte {
 		return appendString(out, v)
 	case []any:
 		out = append(out, '[')
+		first := true
 		for i, element := range v {
-			if i > 0 {
+			child := t.at(i)
+			if child.ignores() {
+				continue
+			}
+			if !first {
 				out = append(out, ',')
 			}
-			out = appendCanonical(out, element)
+			first = false
+			out = appendCanonical(out, element, child)
 		}
 		return append(out, ']')
 	case map[string]any:
 		out = append(out, '{')
-		for i, key := range sortedKeys(v) {
-			if i > 0 {
+		first := true
+		var few [16]string
+		for _, key := range sortedKeys(few[:0], v) {
+			child := t.under(key)
+			if child.ignores() {
+				continue
+			}
+			if !first {
 				out = append(out, ',')
 			}
+			first = false
 			out = appendString(out, key)
 			out = append(out, ':')
-			out = appendCanonical(out, v[key])
+			out = appendCanonical(out, v[key], child)
 		}
 		return append(out, '}')
 	default:
@@ -325,13 +342,13 @@ func appendCanonical(out []byte, v any) []byte {
 	}
 }
 
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
+// sortedKeys appends the keys of m, in order, to none.
+func sortedKeys[V any](none []string, m map[string]V) []string {
 	for key := range m {
-		keys = append(keys, key)
+		none = append(none, key)
 	}
-	slices.Sort(keys)
-	return keys
+	slices.Sort(none)
+	return none
 }
 
 func appendString(out []byte, s string) []byte {
