@@ -173,7 +173,8 @@ func hiddenHeader(name string) bool {
 	return slices.Contains(hiddenHeaders, name) || strings.HasPrefix(name, "x-b3-")
 }
 
-// newCall decodes a call. keyHeaders have one meaning only, as session and index have.
+// newCall decodes a call. keyHeaders have one meaning only, as session and index have; their
+// names are canonical, as servers give those of headers.
 func newCall(in CallInput, volatile intent.Volatile, keyHeaders []string) (*call, error) {
 	c := &call{method: in.Method, path: in.Suffix, agent: in.Agent}
 	if coding := strings.TrimSpace(in.Header.Get("Content-Encoding")); coding != "" && !strings.EqualFold(coding, "identity") {
@@ -200,11 +201,9 @@ func newCall(in CallInput, volatile intent.Volatile, keyHeaders []string) (*call
 	}
 	c.query = queryValues(in.Query)
 	c.sent, c.keyHeaders = in.Header, keyHeaders
-	for name, values := range in.Header {
-		if c.once(name) {
-			if _, err := only(name, values); err != nil {
-				return nil, err
-			}
+	for _, name := range keyHeaders {
+		if _, err := only(name, in.Header[name]); err != nil {
+			return nil, err
 		}
 	}
 	return c, nil
@@ -245,6 +244,9 @@ func (c *call) oneHeader(name, canonical string) (any, bool) {
 }
 
 func queryValues(query url.Values) map[string]any {
+	if len(query) == 0 {
+		return nil
+	}
 	out := make(map[string]any, len(query))
 	for name, values := range query {
 		if len(values) == 1 {

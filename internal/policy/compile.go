@@ -429,11 +429,11 @@ func (t *Tool) compileIdentity(spec *v1alpha1.ToolIdentity) error {
 			return err
 		}
 		out.intentID = append(out.intentID, e)
-		out.keyHeaders = append(out.keyHeaders, e.headers...)
-	}
-	for _, name := range out.keyHeaders {
-		if slices.Contains(t.Upstream.RequestHeaders, name) {
-			return specError(upstreamField+".requestHeaders", "%s carries the agent's own name for the intent, which never goes upstream: remove it here, and use idempotency.key", name)
+		for _, name := range e.headers {
+			if slices.Contains(t.Upstream.RequestHeaders, name) {
+				return specError(upstreamField+".requestHeaders", "%s carries the agent's own name for the intent, which never goes upstream: remove it here, and use idempotency.key", name)
+			}
+			out.keyHeaders = append(out.keyHeaders, textproto.CanonicalMIMEHeaderKey(name))
 		}
 	}
 	if len(spec.Scope) == 0 || len(spec.Scope) > intent.MaxScopePaths {

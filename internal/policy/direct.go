@@ -29,7 +29,8 @@ type raw func(*call) (any, bool)
 // directOf makes a reader; nil: the expression is not simple.
 func directOf(x ast.Expr) direct {
 	if x.Kind() == ast.LiteralKind {
-		if text, ok := x.AsLiteral().(types.String); ok {
+		if _, ok := x.AsLiteral().(types.String); ok {
+			text := x.AsLiteral()
 			return func(*call) (ref.Val, bool) { return text, true }
 		}
 		return nil
@@ -66,26 +67,50 @@ func plain(v any) (ref.Val, bool) {
 	return nil, false
 }
 
+// directText is what plainText gives of what directOf does: a text that the call holds is
+// taken as it is, and needs no memory for a value of CEL's.
+func directText(x ast.Expr) func(*call) (string, bool) {
+	if text, ok := literalText(x); ok {
+		return func(*call) (string, bool) { return text, true }
+	}
+	value := directOf(x)
+	if value == nil {
+		return nil
+	}
+	read := rawOf(x)
+	return func(c *call) (string, bool) {
+		if read != nil {
+			if v, ok := read(c); ok {
+				if text, ok := v.(string); ok {
+					return text, len(text) <= maxText
+				}
+			}
+		}
+		v, ok := value(c)
+		if !ok {
+			return "", false
+		}
+		text, err := plainText(v)
+		return text, err == nil
+	}
+}
+
 // directPath is path(a, b, …) without receiver.
 func directPath(c ast.CallExpr) direct {
 	if c.IsMemberFunction() || len(c.Args()) == 0 || len(c.Args()) > intent.MaxSegments {
 		return nil
 	}
-	segments := make([]direct, len(c.Args()))
+	segments := make([]func(*call) (string, bool), len(c.Args()))
 	for i, arg := range c.Args() {
-		if segments[i] = directOf(arg); segments[i] == nil {
+		if segments[i] = directText(arg); segments[i] == nil {
 			return nil
 		}
 	}
 	return func(c *call) (ref.Val, bool) {
 		var texts [intent.MaxSegments]string
 		for i, read := range segments {
-			v, ok := read(c)
+			text, ok := read(c)
 			if !ok {
-				return nil, false
-			}
-			text, err := plainText(v)
-			if err != nil {
 				return nil, false
 			}
 			texts[i] = text

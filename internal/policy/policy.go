@@ -149,7 +149,7 @@ type identity struct {
 	volatile  intent.Volatile
 	// rpcVolatile is volatile for bodies that are JSON-RPC requests.
 	rpcVolatile intent.Volatile
-	// keyHeaders are the headers that carry the agent's own key.
+	// keyHeaders are the headers that carry the agent's own key, by their canonical names.
 	keyHeaders                []string
 	hash                      string
 	amountHash, recipientHash string
