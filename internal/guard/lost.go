@@ -74,9 +74,9 @@ func (e *Engine) presume(r *record, h *hold, now time.Time) {
 
 // afterLoss puts on hold what was left by the lost memory in a state from which it could
 // be sent or decided. Attempts in flight end by their lease, and settled records stay.
-func (e *Engine) afterLoss(r *record, p *pending) bool {
+func (e *Engine) afterLoss(r *record, now time.Time) *pending {
 	if e.remembers(r) {
-		return false
+		return nil
 	}
 	h := &hold{}
 	switch r.State {
@@ -87,16 +87,16 @@ func (e *Engine) afterLoss(r *record, p *pending) bool {
 		h.Reasons = r.Current.Reasons
 	case Registered, Retryable, Pending:
 	default:
-		return false
+		return nil
 	}
-	p.on, p.to = onLost, r.clone()
+	p := e.stepOf(r, onLost, now)
 	if r.State == Held {
 		p.to.Current.End, p.to.Current.EndedAt = HoldVoid, p.now
 		p.to.Current.Effect = "The store lost its memory. The hold stands anew."
 	}
 	e.presume(p.to, h, p.now)
 	p.to.hold(h, p.nonce, p.now)
-	return true
+	return p
 }
 
 // Rehold goes through all that the lost memory has left, once the loss was accepted, so

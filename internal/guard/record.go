@@ -216,11 +216,8 @@ func (k Key) String() string { return lengthPrefixed(k.Namespace, k.Tool, k.Call
 
 // lengthPrefixed joins parts so that no two lists give the same text.
 func lengthPrefixed(parts ...string) string {
-	size := 0
-	for _, p := range parts {
-		size += len(p) + 8
-	}
-	return string(appendPrefixed(make([]byte, 0, size), parts...))
+	var b [256]byte // enough for most, so that the text needs no other memory
+	return string(appendPrefixed(b[:0], parts...))
 }
 
 func appendPrefixed(b []byte, parts ...string) []byte {

@@ -76,8 +76,7 @@ func (r *record) purgeAt(o Options) time.Time {
 
 // step is what time does to the record now; nil: nothing.
 func (e *Engine) step(r *record, now time.Time) *pending {
-	p := &pending{from: r, now: now, nonce: e.o.Nonce()}
-	if e.afterLoss(r, p) {
+	if p := e.afterLoss(r, now); p != nil {
 		return p
 	}
 	switch r.State {
@@ -86,7 +85,7 @@ func (e *Engine) step(r *record, now time.Time) *pending {
 		if !over(a.LeaseEnd.Add(a.Grace), a.Lease+a.Grace, now) && e.o.mutation != noWatch || !e.hasWatched(r, a.Lease+a.Grace) {
 			return nil
 		}
-		p.on, p.to = onLeaseOver, r.clone()
+		p := e.stepOf(r, onLeaseOver, now)
 		e.leaseOver(p.to, p.nonce, now)
 		return p
 	case Held:
@@ -99,7 +98,8 @@ func (e *Engine) step(r *record, now time.Time) *pending {
 		if !h.Waiting || !over(h.WaitingUntil, length, now) || !e.hasWatched(r, watch) {
 			return e.resumeExpired(r, now)
 		}
-		p.on, p.to, p.keepMarks = onWaitOver, r.clone(), true
+		p := e.stepOf(r, onWaitOver, now)
+		p.keepMarks = true
 		p.to.Current.Waiting = false
 		return p
 	}
@@ -108,7 +108,7 @@ func (e *Engine) step(r *record, now time.Time) *pending {
 		if !over(r.Checks.Until, watch+r.Policy.Check.Deadline, now) || e.jumped() != nil {
 			return nil
 		}
-		p.on, p.to = onDeadline, r.clone()
+		p := e.stepOf(r, onDeadline, now)
 		p.to.Checks.Next = time.Time{}
 		p.to.hold(&hold{Reasons: []Reason{OutcomeUnknown}, Cause: r.Checks.overdue()}, p.nonce, now)
 		return p
@@ -127,37 +127,44 @@ func (e *Engine) step(r *record, now time.Time) *pending {
 		return nil
 	}
 	if first, _ := r.spentUntil(); !first.IsZero() && !now.Before(first) {
-		p.on, p.to, p.keepMarks = onSpendOver, r.clone(), true
+		p := e.stepOf(r, onSpendOver, now)
+		p.keepMarks = true
 		p.to.age(now)
 		return p
 	}
+	var p *pending
 	switch r.State {
 	case Released:
-		p.on, p.to = onUnused, r.clone()
+		p = e.stepOf(r, onUnused, now)
 		h := &hold{Reasons: r.Current.Reasons, Cause: "the release was not used in time"}
 		if r.overdue(now) {
 			h.Cause = causeNotValid + r.Registration.ValidUntil.UTC().Format(time.RFC3339)
 		}
 		p.to.hold(h, p.nonce, now)
 	case Registered:
-		p.on, p.to = onDeadline, r.clone()
+		p = e.stepOf(r, onDeadline, now)
 		p.to.State, p.to.Changed, p.to.SettledAt, p.to.Expired = Rejected, now, now, true
 	case Retryable:
-		p.on, p.to = onDeadline, r.clone()
+		p = e.stepOf(r, onDeadline, now)
 		if r.releasedUnknown() {
 			p.to.hold(&hold{Reasons: []Reason{OutcomeUnknown}, Cause: causeForgotten}, p.nonce, now)
 			break
 		}
 		p.to.State, p.to.Changed, p.to.SettledAt, p.to.Expired = Failed, now, now, true
 	case Succeeded, Failed, Rejected:
-		p.on, p.to, p.keepMarks = onTTL, r.clone(), true
+		p = e.stepOf(r, onTTL, now)
+		p.keepMarks = true
 		p.to.SettledAs, p.to.State, p.to.Response = r.State, Tombstone, nil
 	case Tombstone:
-		p.on = onPurge
-	default:
-		return nil
+		p = e.stepOf(r, onPurge, now)
+		p.to = nil
 	}
 	return p
+}
+
+// stepOf begins a step, whose record is the same until it is changed.
+func (e *Engine) stepOf(r *record, on event, now time.Time) *pending {
+	return &pending{from: r, to: r.clone(), on: on, now: now, nonce: e.o.Nonce()}
 }
 
 // holdOver is when nobody will be waited for any more; zero: never. Of what may have moved
