@@ -195,8 +195,14 @@ func (r *Reviewer) Authorize(ctx context.Context, caller Caller, namespace, tool
 	if why, ok := r.denied.Get(key); ok {
 		return why.(error)
 	}
-	_, err = r.once(ctx, fmt.Sprintf("access %s%d:%s%s", subject[:], len(namespace), namespace, tool), func(ctx context.Context) (any, error) {
-		err := r.reviewAccess(ctx, caller, namespace, tool)
+	return r.askAccess(ctx, caller, key)
+}
+
+// askAccess has the API server say what is not known. It stands by itself so that what is
+// known takes no memory for it.
+func (r *Reviewer) askAccess(ctx context.Context, caller Caller, key permission) error {
+	_, err := r.once(ctx, fmt.Sprintf("access %s%d:%s%s", key.subject[:], len(key.namespace), key.namespace, key.tool), func(ctx context.Context) (any, error) {
+		err := r.reviewAccess(ctx, caller, key.namespace, key.tool)
 		switch {
 		case err == nil:
 			r.allowed.Add(key, true, allowedTTL)

@@ -147,7 +147,7 @@ func (c *call) pass(a *answer, header http.Header, wait time.Duration) {
 // replay answers with what the record keeps.
 func (c *call) replay(stored *guard.Response, again bool, wait time.Duration) {
 	if again {
-		c.w.Header().Set(headerReplayed, "true")
+		c.line(c.w.Header(), headerReplayed, "true")
 	}
 	if stored.Truncated {
 		c.truncated(stored.Size, stored.Digest)

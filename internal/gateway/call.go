@@ -93,7 +93,7 @@ type call struct {
 	status  int
 	cause   error
 	// lines are values of the answer's headers, see line.
-	lines [5]string
+	lines [6]string
 	lined int
 
 	signals
@@ -283,6 +283,10 @@ func (c *call) body() ([]byte, *problem) {
 	if c.action == actSettle {
 		c.sent = body
 	}
+	if err == nil {
+		c.whole = true
+		return body, nil
+	}
 	var over *http.MaxBytesError
 	switch {
 	case errors.As(err, &over):
@@ -292,14 +296,12 @@ func (c *call) body() ([]byte, *problem) {
 			"The body was not complete after %s. Nothing was sent. Send the same request again.", c.g.o.BodyTimeout)
 		p.close = true
 		return nil, p
-	case err != nil:
+	default:
 		p := refusal(http.StatusBadRequest, "invalid-request", "The body cannot be read", actFixRequest,
 			"The body ended too early or is badly framed. Nothing was sent. Send the same request again.")
 		p.close = true
 		return nil, p
 	}
-	c.whole = true
-	return body, nil
 }
 
 // readAll is io.ReadAll for what has this length; less than 0: it is not known.

@@ -54,8 +54,12 @@ const keyShown = 16
 
 // exists notes that there is a tool, by what looking it up came to.
 func (c *call) exists(err error) {
-	var notServed *policy.NotServedError
-	if err == nil || errors.As(err, &notServed) {
+	known := err == nil
+	if !known {
+		var notServed *policy.NotServedError
+		known = errors.As(err, &notServed)
+	}
+	if known {
 		c.measured = c.g.o.Metrics.Tool(c.namespace, c.tool)
 	}
 }
