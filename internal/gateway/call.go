@@ -30,8 +30,8 @@ import (
 )
 
 const (
-	// admitTimeout bounds an Admit that nobody waits for any more.
-	admitTimeout = 15 * time.Second
+	// admitTimeout bounds an Admit that nobody waits for any more, to within admitSpread.
+	admitTimeout, admitSpread = 15 * time.Second, time.Second
 	// While another call of the intent is in flight, its record is looked at again
 	// after the first of these, then less often up to the second.
 	waitFirst, waitMost = 25 * time.Millisecond, 250 * time.Millisecond

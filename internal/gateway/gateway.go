@@ -123,8 +123,10 @@ type Gateway struct {
 	cached   *cache.LRUExpireCache
 	// The places for calls that send their bodies, are worked on, and wait.
 	reading, working, waiting *slots
-	ratios                    *ratios
-	queues                    queues
+	// admitting bounds what is asked of the guard.
+	admitting bounds
+	ratios    *ratios
+	queues    queues
 	// background are the calls that go on without their callers, running how many.
 	background sync.WaitGroup
 	running    atomic.Int64
@@ -191,13 +193,14 @@ func New(o Options) (*Gateway, error) {
 		o.Metrics = metrics.New(metrics.Options{})
 	}
 	g := &Gateway{
-		o:        o,
-		cached:   cache.NewLRUExpireCache(maxCached),
-		reading:  newSlots(o.MaxCalls),
-		working:  newSlots(o.MaxCalls),
-		waiting:  newSlots(o.MaxCalls),
-		ratios:   newRatios(),
-		draining: make(chan struct{}),
+		o:         o,
+		cached:    cache.NewLRUExpireCache(maxCached),
+		reading:   newSlots(o.MaxCalls),
+		working:   newSlots(o.MaxCalls),
+		waiting:   newSlots(o.MaxCalls),
+		admitting: bounds{timeout: admitTimeout, spread: admitSpread},
+		ratios:    newRatios(),
+		draining:  make(chan struct{}),
 	}
 	g.o.Addresses.consent = o.Consent
 	g.o.Addresses.listener = func() uint16 { return uint16(g.port.Load()) }

@@ -10,11 +10,12 @@
 package gateway
 
 import (
-	"context"
 	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
+
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/holdfast-dev/holdfast/internal/guard"
 	"github.com/holdfast-dev/holdfast/internal/policy"
@@ -153,8 +154,10 @@ func noSlot(a guard.Answer) (missing, ofPath bool) {
 // ask asks the guard once. A Reserve that was made must get its ticket back, also if the
 // caller leaves now.
 func (c *call) ask(engine *guard.Engine, wanted guard.Call, p guard.Policy) (guard.Answer, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.r.Context()), admitTimeout)
-	defer cancel()
+	ctx := c.g.admitting.context(time.Now())
+	if c.span != nil {
+		ctx = trace.ContextWithSpan(ctx, c.span)
+	}
 	return engine.Admit(ctx, wanted, p)
 }
 
