@@ -60,6 +60,9 @@ type Options struct {
 	Duration time.Duration
 	// Timeout is of one call.
 	Timeout time.Duration
+	// Impatience is after how long a call is made again at the latest, also where the answer names a later
+	// time; 0: when the answer says.
+	Impatience time.Duration
 	// Faults are the values of the header Provider-Fault, in turn; "": the header is left out.
 	Faults []string
 }
@@ -79,8 +82,8 @@ func (o Options) check() error {
 		return errors.New("--prefix is empty: an intent ID must be this agent's alone")
 	case o.Orders < 0 || o.Concurrency < 1:
 		return errors.New("--orders must not be negative, and --concurrency at least 1")
-	case o.Duration < 0 || o.Timeout <= 0:
-		return errors.New("--duration must not be negative, and --timeout more than 0s")
+	case o.Duration < 0 || o.Impatience < 0 || o.Timeout <= 0:
+		return errors.New("--duration and --impatience must not be negative, and --timeout more than 0s")
 	}
 	return nil
 }
@@ -317,7 +320,11 @@ func (a *Agent) call(ctx context.Context, i *Intent, body []byte, fault string) 
 	case "":
 		a.refusals = newest(a.refusals, now, i.ID, string(got.body[:min(len(got.body), refusalText)]))
 		if seconds, err := strconv.Atoi(got.header.Get("Retry-After")); err == nil && seconds > 0 {
-			return time.Duration(seconds) * time.Second
+			wait := time.Duration(seconds) * time.Second
+			if a.o.Impatience > 0 {
+				wait = min(wait, a.o.Impatience)
+			}
+			return wait
 		}
 		return again
 	}

@@ -233,6 +233,28 @@ func TestRetryAfterIsHonoured(t *testing.T) {
 	g.Expect(r.LongestPause).To(BeNumerically("~", r.Seconds, 0.5))
 }
 
+// Either time is so far away that an agent that waited for it would not come to its end here.
+func TestAnImpatientAgentComesBackAtTheSoonerTime(t *testing.T) {
+	for _, row := range []struct {
+		told       string
+		impatience time.Duration
+	}{{"3600", time.Second}, {"1", time.Hour}} {
+		t.Run("told "+row.told, func(t *testing.T) {
+			gw := newGateway(t, func(w http.ResponseWriter, _ *http.Request, nth int) {
+				if nth == 1 {
+					w.Header().Set("Retry-After", row.told)
+					says(w, 503, "DENY", "")
+					return
+				}
+				says(w, 201, "ALLOW", "")
+			})
+			o := gw.options(t)
+			o.Impatience = row.impatience
+			NewWithT(t).Expect(ran(t, o).Intents).To(ConsistOf(And(HaveField("End", Paid), HaveField("Attempts", 2))))
+		})
+	}
+}
+
 // A connection that ends on a request is seen and counted, also where it had served others:
 // the client sends nothing again by itself.
 func TestEachConnectionErrorIsCounted(t *testing.T) {
@@ -302,7 +324,8 @@ func TestWrongOptions(t *testing.T) {
 		"no gateway": func(o *Options) { o.Gateway = "gateway" }, "no token": func(o *Options) { o.TokenFile = "" },
 		"no tool": func(o *Options) { o.Tool = "" }, "no prefix": func(o *Options) { o.Prefix = "" },
 		"nobody works": func(o *Options) { o.Concurrency = 0 }, "no time": func(o *Options) { o.Timeout = 0 },
-		"no authority": func(o *Options) { o.CAFile = o.TokenFile },
+		"too impatient": func(o *Options) { o.Impatience = -1 },
+		"no authority":  func(o *Options) { o.CAFile = o.TokenFile },
 	} {
 		o := gw.options(t)
 		change(&o)

@@ -210,6 +210,8 @@ type load struct {
 	concurrency int
 	// faults are what goes wrong at the provider, in turn; none: all goes well.
 	faults []string
+	// impatience is after how long calls are made again, also where the answer names a later time; 0: when it says.
+	impatience time.Duration
 }
 
 // run is an agent at work.
@@ -252,6 +254,9 @@ func (w *world) begin(ctx context.Context, l load) *run {
 	}
 	if len(l.faults) > 0 {
 		args = append(args, "--faults="+strings.Join(l.faults, ","))
+	}
+	if l.impatience > 0 {
+		args = append(args, "--impatience="+l.impatience.String())
 	}
 	pod := restricted(w.in(r.pod), "agent", args)
 	pod.Spec.ServiceAccountName = agentName

@@ -69,7 +69,9 @@ var _ = Describe("Stores", func() {
 	for _, on := range []storeKind{redis, postgres} {
 		drill("on "+string(on)+": the volume is wiped, and a person accepts it", func(ctx SpecContext) {
 			w := newWorld(ctx, on)
-			r := w.begin(ctx, load{concurrency: 4, faults: slow})
+			// Who has lost the memory tells callers to come back in a minute. The agent calls all the while, also when
+			// the loss is accepted.
+			r := w.begin(ctx, load{concurrency: 4, faults: slow, impatience: 2 * time.Second})
 			r.paid(ctx, 10)
 			epoch := w.storeIs(ctx, v1alpha1.ConditionEpochAccepted, metav1.ConditionTrue).Status.Epoch
 

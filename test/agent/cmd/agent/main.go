@@ -40,6 +40,7 @@ func run(arguments []string) (err error) {
 	flags.IntVar(&o.Concurrency, "concurrency", 1, "how many calls are in flight at once")
 	flags.DurationVar(&o.Duration, "duration", 0, "after which no order more is begun; 0s: no such time")
 	flags.DurationVar(&o.Timeout, "timeout", time.Minute, "how long one call may take")
+	flags.DurationVar(&o.Impatience, "impatience", 0, "after how long a call is made again at the latest, also where the answer names a later time; 0s: when it says")
 	faults := flags.String("faults", "", "values of the header Provider-Fault, in turn, separated by commas")
 	listen := flags.String("listen", "", "TCP address of the report; empty: it is only printed, at the end")
 	if err := flags.Parse(arguments); err != nil {
