@@ -21,7 +21,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -136,21 +135,6 @@ func (m *machine) up(ctx context.Context) (err error) {
 	}
 	m.say("names are served, %s", since(start))
 	return nil
-}
-
-// each does the same for all nodes at once.
-func (m *machine) each(do func(node string) error) error {
-	errs := make([]error, len(m.state.Nodes))
-	var all sync.WaitGroup
-	for i, node := range m.state.Nodes {
-		all.Go(func() {
-			if err := do(node); err != nil {
-				errs[i] = fmt.Errorf("%s: %w", node, err)
-			}
-		})
-	}
-	all.Wait()
-	return errors.Join(errs...)
 }
 
 // prepare builds what pid 1 of each box is, and the images of the cluster's own pods.

@@ -22,6 +22,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -225,12 +226,25 @@ func (c *Cluster) Address(node string) string { return c.world.address(node) }
 
 // Load brings a docker-archive into every node. All must run.
 func (c *Cluster) Load(ctx context.Context, archive string) error {
-	for _, node := range c.state.Nodes {
-		if err := c.world.load(ctx, node, archive); err != nil {
-			return fmt.Errorf("loading %s into %s: %w", archive, node, err)
-		}
+	if err := c.each(func(node string) error { return c.world.load(ctx, node, archive) }); err != nil {
+		return fmt.Errorf("loading %s: %w", archive, err)
 	}
 	return nil
+}
+
+// each does the same for all nodes at once.
+func (c *Cluster) each(do func(node string) error) error {
+	errs := make([]error, len(c.state.Nodes))
+	var all sync.WaitGroup
+	for i, node := range c.state.Nodes {
+		all.Go(func() {
+			if err := do(node); err != nil {
+				errs[i] = fmt.Errorf("%s: %w", node, err)
+			}
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
 }
 
 // Crash ends a node as a pulled plug does: nothing in it is told. What it had written is
