@@ -174,7 +174,7 @@ var _ = Describe("An agent that oversteps", func() {
 	})
 })
 
-var _ = Describe("Two people at one hold", func() {
+var _ = Describe("Two people at one hold", long, func() {
 	// The race is the API server's and the record's; on the other stores a few rounds show that it is the same there.
 	rounds := 20
 	if kind == bolt {

@@ -95,7 +95,7 @@ func killsAtLoad() int {
 	return n
 }
 
-var _ = Describe("A process that dies", func() {
+var _ = Describe("A process that dies", long, func() {
 	It("SIGKILLs at random moments under load", Label("drill"), func(ctx SpecContext) {
 		const agentsAtWork = 8
 		kills := killsAtLoad()

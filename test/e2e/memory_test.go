@@ -128,7 +128,7 @@ func failOver(ctx context.Context, l *loss) {
 
 func nothing(context.Context, *loss) {}
 
-var _ = onServers("A store that forgot", func() {
+var _ = onServers("A store that forgot", long, func() {
 	It("S01: acknowledged writes are lost, and nobody pays until a person accepts it", func(ctx SpecContext) {
 		losses := []*loss{
 			{name: "everything is removed", prepare: nothing, lose: forget},

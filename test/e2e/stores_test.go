@@ -158,8 +158,8 @@ func (w *world) letRead(ctx context.Context, secret string) {
 }
 
 // onServers are specs of a store that several processes share, on a server that can fail.
-func onServers(text string, body func()) bool {
-	return kind == bolt || kind == "" || Describe(text, body)
+func onServers(text string, args ...any) bool {
+	return kind == bolt || kind == "" || Describe(text, args...)
 }
 
 // storeObject reads the world's IdempotencyStore.

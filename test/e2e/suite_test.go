@@ -37,6 +37,10 @@ const (
 	grace      = time.Second
 )
 
+// long are specs that take about a minute or more. Their containers begin before all others: whichever began last,
+// the other processes would have nothing more to do.
+const long = SpecPriority(1)
+
 var (
 	// all is the whole under test; admin its administrator.
 	all   *whole.Whole
