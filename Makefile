@@ -16,7 +16,7 @@ IMAGES ?=
 # How many packages are tested at once, and as many with the race detector beside them; and how many
 # processes share the tests from outside, each with a whole of its own: they mostly wait.
 PACKAGES ?= 2
-PROCESSES ?= 4
+PROCESSES ?= 5
 # Further flags of ginkgo for them, such as --focus.
 E2EFLAGS ?=
 # How often processes are killed by make drills on each of the stores that several gateways share.
@@ -127,31 +127,37 @@ test-race:
 	if [[ $$(go env CGO_ENABLED) != 1 ]]; then echo "test: no C compiler, so no race detector"; \
 	elif [[ -n $$packages ]]; then $(go_test) -race -short $$packages; fi
 
+# The directory of the tests from outside; "" if they are not to run.
+outside = all=$$(go list -f '{{.Dir}}' $(PKG)); outside=$$(grep '/test/e2e$$' <<<"$$all" || true)
+
+# The modules of their own, and what the tests from outside are: beside the others, which do not keep
+# the machine busy to their end.
+.PHONY: test-beside
+test-beside:
+	@set -euo pipefail; $(outside); \
+	if [[ "$(PKG)" == ./... ]]; then \
+		for module in test/prometheus test/gitops hack/images/maker; do $(go) test -C "$$module" -mod=readonly $(TESTFLAGS) -p=1 ./...; done; \
+	fi; \
+	if [[ -n $$outside ]]; then \
+		$(go) build -buildvcs=false -o bin/ ./cmd/manager ./test/provider/cmd/provider; \
+		$(go) run -mod=readonly github.com/onsi/ginkgo/v2/ginkgo build $$outside; \
+	fi
+
 .PHONY: test
 test: ## Run all tests, those against a real API server and from outside included.
 	@hack/servers.sh
 	@echo "test: making sure that the control plane is here"
 	@go run ./hack/controlplane assets >/dev/null
-	@echo "test: running the tests, beside them those with the race detector; a package says ok when it is done"
-	@$(MAKE) --no-print-directory -j2 test-plain test-race
-	@set -euo pipefail; \
-	all=$$(go list -f '{{.Dir}}' $(PKG)); outside=$$(grep '/test/e2e$$' <<<"$$all" || true); \
+	@echo "test: running the tests, beside them those with the race detector, the alert rules and the dashboard on Prometheus' own engine,"
+	@echo "test: what Argo CD, Flux and kstatus make of the kinds, and the program that makes the images; a package says ok when it is done"
+	@$(MAKE) --no-print-directory -j3 test-plain test-race test-beside
+	@set -euo pipefail; $(outside); \
 	export KUBEBUILDER_ASSETS=$$(go run ./hack/controlplane assets); \
 	if [[ -n $$outside ]]; then \
-		$(go) build -buildvcs=false -o bin/ ./cmd/manager ./test/provider/cmd/provider; \
-		$(go) run -mod=readonly github.com/onsi/ginkgo/v2/ginkgo build $$outside; \
 		for store in $(STORES); do \
 			echo "test: running the whole on $$store and its tests from outside, about five minutes"; \
 			HOLDFAST_E2E_STORE=$$store go run -mod=readonly github.com/onsi/ginkgo/v2/ginkgo --procs=$(PROCESSES) --timeout=60m $(E2EFLAGS) $$outside/e2e.test; \
 		done; \
-	fi; \
-	if [[ "$(PKG)" == ./... ]]; then \
-		echo "test: the alert rules and the dashboard, on Prometheus' own engine"; \
-		$(go) test -C test/prometheus -mod=readonly $(TESTFLAGS) ./...; \
-		echo "test: what Argo CD, Flux and kstatus make of the kinds"; \
-		$(go) test -C test/gitops -mod=readonly $(TESTFLAGS) ./...; \
-		echo "test: the program that makes the images"; \
-		$(go) test -C hack/images/maker -mod=readonly $(TESTFLAGS) ./...; \
 	fi
 
 .PHONY: bench
@@ -169,10 +175,14 @@ in_cluster = HOLDFAST_CLUSTER=$(abspath $(CLUSTER_DIR)) go run -mod=readonly git
 .PHONY: test-e2e
 test-e2e: ## Install Holdfast in a cluster of two nodes, with its stores, the provider and agents as pods, and break it: each drill once. As root.
 	@hack/packages.sh
-	@echo "test-e2e: the cluster itself: nodes that crash and come back, and links that are cut"
-	@go test $(TESTFLAGS) -tags=cluster ./hack/cluster/nodes
-	@echo "test-e2e: Holdfast in a cluster of two nodes, and its drills"
-	@$(in_cluster) --timeout=40m ./test/e2e/cluster
+	@echo "test-e2e: the cluster itself: nodes that crash and come back, and links that are cut; the images are made meanwhile"
+	@set -euo pipefail; \
+	images=$$(mktemp -d); made=; trap 'kill $$made 2>/dev/null || true; rm -rf "$$images"' EXIT; \
+	{ nice go run ./hack/images -o "$$images" && nice go run -mod=readonly github.com/onsi/ginkgo/v2/ginkgo build ./test/e2e/cluster; } >/dev/null & made=$$!; \
+	go test $(TESTFLAGS) -tags=cluster ./hack/cluster/nodes; \
+	wait $$made; made=; \
+	echo "test-e2e: Holdfast in a cluster of two nodes, and its drills"; \
+	HOLDFAST_IMAGES=$$images $(in_cluster) --timeout=40m ./test/e2e/cluster/cluster.test
 
 .PHONY: drills
 drills: drills-cluster drills-processes ## Make all drills: those in a cluster N times, and those of processes. It takes hours.
