@@ -221,7 +221,7 @@ func (c *call) log(took time.Duration) {
 	if c.hold != "" {
 		fields = append(fields, "hold", c.hold, "reasons", reasonTexts(c.reasons))
 	}
-	if id := tracing.ID(c.r.Context(), c.r.Header); id != "" {
+	if id := tracing.ID(c.span, c.r.Header); id != "" {
 		fields = append(fields, "traceID", id)
 	}
 	if c.cause != nil {

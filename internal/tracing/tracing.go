@@ -135,9 +135,13 @@ func Inject(ctx context.Context, h http.Header) {
 	}
 }
 
-// ID is the trace of ctx, or else the one that a caller's headers name; "": none.
-func ID(ctx context.Context, h http.Header) string {
-	is := trace.SpanContextFromContext(ctx)
+// ID is the trace of a call's span, if it has one, or else the one that its caller's headers
+// name; "": none.
+func ID(span trace.Span, h http.Header) string {
+	var is trace.SpanContext
+	if span != nil {
+		is = span.SpanContext()
+	}
 	if !is.IsValid() && len(h[headerParent]) > 0 {
 		is = trace.SpanContextFromContext(propagation.TraceContext{}.Extract(context.Background(), propagation.HeaderCarrier(h)))
 	}
