@@ -8,6 +8,12 @@
 -- inverted index of record.strings, meter the sum of record.amounts. So a step that
 -- leaves the strings of its marks as they are, and most do, stamps them anew by
 -- writing one row.
+--
+-- A session keeps the plans that it has made, and they must do for tables of any size:
+-- one that was vacuumed while it was empty is taken to be so. Where marks, records or
+-- lanes are looked up for each of several others, that is a query of its own for each,
+-- LATERAL or EXISTS, which LIMIT or OFFSET keeps from being merged into a join: of a
+-- join the planner may as well read the whole table first.
 
 -- +goose Up
 CREATE TABLE meta (
@@ -170,8 +176,8 @@ LANGUAGE sql VOLATILE AS $$
         ELSE (
             SELECT format('the write with version %s is not there', w.version)
             FROM unnest(p_digests, p_versions) AS w (digest, version)
-            WHERE NOT EXISTS (SELECT FROM record r WHERE r.digest = w.digest AND r.version >= w.version)
-              AND NOT EXISTS (SELECT FROM grave g WHERE g.digest = w.digest AND g.version >= w.version)
+            WHERE NOT EXISTS (SELECT FROM record r WHERE r.digest = w.digest AND r.version >= w.version OFFSET 0)
+              AND NOT EXISTS (SELECT FROM grave g WHERE g.digest = w.digest AND g.version >= w.version OFFSET 0)
             LIMIT 1)
         END
 $$;
@@ -312,8 +318,10 @@ BEGIN
     -- is one step in the index for each probe.
     SELECT m.epoch, m.era, m.incarnation, m.lanes, r.version, r.nonce,
            EXISTS (SELECT FROM mark k WHERE k.string = ANY (p_probes) AND k.record <> p_digest)
-           OR EXISTS (SELECT FROM unnest(p_probes_except, p_excepts) AS x (string, tag) JOIN mark k ON k.string = x.string AND k.tag < x.tag WHERE k.record <> p_digest)
-           OR EXISTS (SELECT FROM unnest(p_probes_except, p_excepts) AS x (string, tag) JOIN mark k ON k.string = x.string AND k.tag > x.tag WHERE k.record <> p_digest)
+           OR EXISTS (SELECT FROM unnest(p_probes_except, p_excepts) AS x (string, tag),
+                LATERAL (SELECT FROM mark k WHERE k.string = x.string AND k.tag < x.tag AND k.record <> p_digest LIMIT 1) AS k)
+           OR EXISTS (SELECT FROM unnest(p_probes_except, p_excepts) AS x (string, tag),
+                LATERAL (SELECT FROM mark k WHERE k.string = x.string AND k.tag > x.tag AND k.record <> p_digest LIMIT 1) AS k)
     INTO STRICT o_epoch, v_era, v_known, o_lanes, v_version, v_nonce, v_hit
     FROM meta m LEFT JOIN record r ON r.digest = p_digest;
 
@@ -418,16 +426,21 @@ BEGIN
             FROM tagged t WHERE t.tag IS NOT NULL
         ), hit AS MATERIALIZED (
             SELECT t.n, t.n = ANY (p_firsts) AS top, h.digest, h.unsettled, h.version
-            FROM tagged t
-            JOIN mark k ON k.string = t.string AND k.tag = t.tag AND k.until > v_ms
-            JOIN record h ON h.digest = k.record
-            WHERE k.record <> p_digest
-              AND t.tag IS DISTINCT FROM t.besides
+            FROM tagged t,
+                LATERAL (
+                    SELECT k.record FROM mark k
+                    WHERE k.string = t.string AND k.tag = t.tag AND k.until > v_ms AND k.record <> p_digest OFFSET 0
+                ) AS k,
+                LATERAL (
+                    SELECT h.digest, h.unsettled, h.version, h.era, h.stamp, h.until, h.strings, h.tags, h.untils
+                    FROM record h WHERE h.digest = k.record OFFSET 0
+                ) AS h
+            WHERE t.tag IS DISTINCT FROM t.besides
               AND CASE
                   WHEN h.untils IS NULL THEN h.until = 0 OR h.until > v_ms
                   ELSE EXISTS (
                       SELECT FROM unnest(h.strings, h.tags, h.untils) AS s (string, tag, until)
-                      WHERE s.string = k.string AND coalesce(s.tag, c_none) = k.tag AND (s.until = 0 OR s.until > v_ms))
+                      WHERE s.string = t.string AND coalesce(s.tag, c_none) = t.tag AND (s.until = 0 OR s.until > v_ms))
                   END
               AND NOT EXISTS (
                   SELECT FROM unnest(p_over_eras, p_over_snapshots) AS w (era, snapshot)
@@ -454,7 +467,11 @@ BEGIN
             SELECT array_agg(h.key ORDER BY rank) AS keys, array_agg(h.version ORDER BY rank) AS versions,
                    array_agg(h.nonce ORDER BY rank) AS nonces, array_agg(h.at ORDER BY rank) AS ats, array_agg(h.due ORDER BY rank) AS dues,
                    array_agg(h.held ORDER BY rank) AS helds, array_agg(h.unsettled ORDER BY rank) AS unsettleds, array_agg(h.header ORDER BY rank) AS headers
-            FROM best JOIN record h USING (digest)
+            FROM best b,
+                LATERAL (
+                    SELECT h.key, h.version, h.nonce, h.at, h.due, h.held, h.unsettled, h.header
+                    FROM record h WHERE h.digest = b.digest OFFSET 0
+                ) AS h
         ) AS told;
         IF o_hit_count > 0 THEN
             o_outcome := 'Blocked';
@@ -502,7 +519,8 @@ BEGIN
     o_outcome := 'Written';
 
     IF p_make_strings IS NOT NULL THEN
-        IF EXISTS (SELECT FROM unnest(p_make_strings, p_make_kinds) AS n (string, kind) JOIN lane l ON l.string = n.string WHERE l.kind <> n.kind) THEN
+        IF EXISTS (SELECT FROM unnest(p_make_strings, p_make_kinds) AS n (string, kind),
+            LATERAL (SELECT FROM lane l WHERE l.string = n.string AND l.kind <> n.kind LIMIT 1) AS l) THEN
             UPDATE meta m SET lanes = another_number() RETURNING m.lanes INTO STRICT o_lanes;
             UPDATE lane l SET kind = n.kind, day = o_now / 86400000000
             FROM unnest(p_make_strings, p_make_kinds) AS n (string, kind) WHERE l.string = n.string AND l.kind <> n.kind;
@@ -529,9 +547,14 @@ BEGIN
 
     IF p_remove OR (NOT p_keep AND (have.indexed OR have.strings IS DISTINCT FROM p_strings OR have.tags IS DISTINCT FROM p_tags)) THEN
         IF have.strings IS NOT NULL THEN
-            DELETE FROM mark k USING unnest(have.strings, have.tags, have.untils) AS s (string, tag, until)
-            WHERE k.string = s.string AND k.tag = coalesce(s.tag, c_none) AND k.record = p_digest
-              AND k.until = CASE WHEN have.indexed THEN coalesce(nullif(coalesce(s.until, have.until), 0), c_never) ELSE c_never END;
+            DELETE FROM mark WHERE ctid = ANY (ARRAY(
+                SELECT k.ctid FROM unnest(have.strings, have.tags, have.untils) AS s (string, tag, until),
+                    LATERAL (
+                        SELECT k.ctid FROM mark k
+                        WHERE k.string = s.string AND k.tag = coalesce(s.tag, c_none) AND k.record = p_digest
+                          AND k.until = CASE WHEN have.indexed THEN coalesce(nullif(coalesce(s.until, have.until), 0), c_never) ELSE c_never END
+                        LIMIT 1
+                    ) AS k));
         END IF;
         IF NOT p_remove AND p_strings IS NOT NULL THEN
             INSERT INTO mark (string, tag, until, record)
@@ -539,9 +562,17 @@ BEGIN
         END IF;
         have.indexed := false;
     ELSIF p_keep AND NOT have.indexed AND have.strings IS NOT NULL AND (have.untils IS NOT NULL OR have.until <> 0) THEN
-        UPDATE mark k SET until = coalesce(nullif(coalesce(s.until, have.until), 0), c_never)
-        FROM unnest(have.strings, have.tags, have.untils) AS s (string, tag, until)
-        WHERE k.string = s.string AND k.tag = coalesce(s.tag, c_none) AND k.until = c_never AND k.record = p_digest;
+        UPDATE mark k SET until = coalesce(nullif(coalesce((
+                SELECT s.until FROM unnest(have.strings, have.tags, have.untils) AS s (string, tag, until)
+                WHERE s.string = k.string AND coalesce(s.tag, c_none) = k.tag
+            ), have.until), 0), c_never)
+        WHERE k.ctid = ANY (ARRAY(
+            SELECT k.ctid FROM unnest(have.strings, have.tags) AS s (string, tag),
+                LATERAL (
+                    SELECT k.ctid FROM mark k
+                    WHERE k.string = s.string AND k.tag = coalesce(s.tag, c_none) AND k.until = c_never AND k.record = p_digest
+                    LIMIT 1
+                ) AS k));
         have.indexed := true;
     END IF;
 
@@ -600,7 +631,8 @@ BEGIN
         WHERE (SELECT v.last_value FROM version v) >= p_highest AND m.epoch = p_epoch AND m.incarnation = current_setting('holdfast.incarnation', true) AND (p_lanes IS NULL OR m.lanes = p_lanes)
           AND NOT EXISTS (SELECT FROM record r WHERE r.digest = p_digest)
           AND NOT EXISTS (SELECT FROM mark k WHERE k.string = ANY (p_probes))
-          AND NOT EXISTS (SELECT FROM unnest(p_ranges, p_from, p_to) AS x (string, first, last) JOIN mark k ON k.string = x.string AND k.tag BETWEEN x.first AND x.last)
+          AND NOT EXISTS (SELECT FROM unnest(p_ranges, p_from, p_to) AS x (string, first, last),
+            LATERAL (SELECT FROM mark k WHERE k.string = x.string AND k.tag BETWEEN x.first AND x.last LIMIT 1) AS k)
     ), marked AS (
         INSERT INTO mark (string, tag, until, record)
         SELECT s.string, coalesce(s.tag, '00000000-0000-0000-0000-000000000000'), 9223372036854775807, p_digest
