@@ -33,6 +33,8 @@ type figures struct {
 	RPS, P50, P99 float64
 	// charges are those of the provider's ledger.
 	charges int
+	// short: there were too few payments to measure with.
+	short bool
 	// cost is the CPU time for each call, by process.
 	cost map[string]float64
 }
@@ -151,7 +153,7 @@ func (b *bench) compare(ctx context.Context, r *report) error {
 					if err != nil {
 						return fmt.Errorf("%s, %s, %d connections: %w", name, workload, connections, err)
 					}
-					progress("round %d of %d: %-14s %-6s %2d connections: %8.0f/s, p50 %.2f ms, p99 %.2f ms%s", round+1, b.rounds, name, workload, connections, f.RPS, f.P50, f.P99, costs(f.cost))
+					progress("round %d of %d: %-14s %-16s %2d connections: %8.0f/s, p50 %.2f ms, p99 %.2f ms%s", round+1, b.rounds, name, workload, connections, f.RPS, f.P50, f.P99, costs(f.cost))
 					if cells[c] == nil {
 						order = append(order, c)
 					}
@@ -189,29 +191,27 @@ func (b *bench) openGateway(l *layer, at place) error {
 	return err
 }
 
-// measured measures one round of a cell and looks after the money. With records, the
-// calls before them are known, too.
-func (b *bench) measured(ctx context.Context, l *layer, workload string, connections int, known int64, profiled bool) (figures, error) {
+// retried are the payments that are retried where many were loaded: as many of any number
+// of them, so that their retries differ in nothing else.
+const retried = 1_000
+
+// measured measures one round of a cell and looks after the money. Where records were
+// loaded, it is these that are replayed; otherwise what was paid here.
+func (b *bench) measured(ctx context.Context, l *layer, workload string, connections int, records int64, profiled bool) (figures, error) {
 	if err := b.resetLedger(); err != nil {
 		return figures{}, err
 	}
-	from := l.next
-	if workload == workReplay {
-		from, known = 0, max(known, l.next)
-		if known == 0 {
-			return figures{}, errors.New("nothing was paid that could be replayed")
-		}
+	known, sample := l.next, int64(0)
+	if records > 0 {
+		known, sample = records, retried
 	}
 	p, err := b.role("load", "load", nil, "-to", l.url, "-workload", workload, "-connections", strconv.Itoa(connections),
 		"-warm-up", b.warmUp.String(), "-measure", b.measure.String(),
-		"-from", strconv.FormatInt(from, 10), "-known", strconv.FormatInt(known, 10))
+		"-from", strconv.FormatInt(l.next, 10), "-known", strconv.FormatInt(known, 10), "-sample", strconv.FormatInt(sample, 10))
 	if err != nil {
 		return figures{}, err
 	}
-	defer func() {
-		p.stop()
-		b.running = slices.DeleteFunc(b.running, func(q *process) bool { return q == p })
-	}()
+	defer b.end(p)
 	processes := map[string]int{"load": p.pid(), "upstream": b.upstream.pid(), "gateway": l.process.pid()}
 	if l.name == layerProxy {
 		processes = map[string]int{"load": p.pid(), "upstream": b.upstream.pid(), "proxy": l.process.pid()}
@@ -263,12 +263,12 @@ func (b *bench) measured(ctx context.Context, l *layer, workload string, connect
 	switch {
 	case len(out.Other) > 0:
 		return figures{}, fmt.Errorf("some calls were answered otherwise: %v; the end of the log of %s:\n%s", out.Other, l.process.name, l.process.tail())
-	case workload == workNew && out.Replayed > 0, workload == workReplay && out.Paid > 0:
+	case workload == workNew && out.Replayed > 0, workload != workNew && out.Paid > 0:
 		return figures{}, fmt.Errorf("%d calls were answered as paid and %d as replayed", out.Paid, out.Replayed)
 	case charges != out.Paid:
 		return figures{}, fmt.Errorf("the ledger has %d charges, but %d calls were answered as paid", charges, out.Paid)
 	}
-	f := figures{RPS: out.RPS, P50: out.P50, P99: out.P99, charges: charges, cost: map[string]float64{}}
+	f := figures{RPS: out.RPS, P50: out.P50, P99: out.P99, charges: charges, short: out.Short, cost: map[string]float64{}}
 	for name := range processes {
 		f.cost[name] = float64((after[name] - before[name]).Microseconds()) / float64(max(out.Calls, 1))
 	}
@@ -433,9 +433,23 @@ func (b *bench) grow(ctx context.Context, r *report, kind string) error {
 	connections := slices.Max(b.connections)
 	cells := map[cell][]figures{}
 	var order []cell
+	short := map[cell]bool{}
 	for round := range b.rounds {
-		for _, workload := range []string{workReplay, workNew} {
+		if round > 0 {
+			// To a gateway that has just begun every payment is one that it has not seen.
 			for i, records := range sizes {
+				b.end(layers[i].process)
+				if err := b.openGateway(layers[i], at("growth_"+strconv.Itoa(records))); err != nil {
+					return err
+				}
+			}
+		}
+		for _, workload := range []string{workElsewhere, workReplay, workNew} {
+			for i, records := range sizes {
+				c := cell{layer: kind, workload: workload, connections: connections, records: records}
+				if short[c] {
+					continue
+				}
 				if err := ctx.Err(); err != nil {
 					return err
 				}
@@ -444,8 +458,11 @@ func (b *bench) grow(ctx context.Context, r *report, kind string) error {
 				if err != nil {
 					return fmt.Errorf("%d records, %s: %w", records, workload, err)
 				}
-				progress("round %d of %d: %-14s %-6s %7d records: %8.0f/s, p50 %.2f ms, p99 %.2f ms%s", round+1, b.rounds, kind, workload, records, f.RPS, f.P50, f.P99, costs(f.cost))
-				c := cell{layer: kind, workload: workload, connections: connections, records: records}
+				if short[c] = f.short; f.short {
+					progress("round %d of %d: %-14s %-16s %7d records: too few to ask for each once only", round+1, b.rounds, kind, workload, records)
+					continue
+				}
+				progress("round %d of %d: %-14s %-16s %7d records: %8.0f/s, p50 %.2f ms, p99 %.2f ms%s", round+1, b.rounds, kind, workload, records, f.RPS, f.P50, f.P99, costs(f.cost))
 				if cells[c] == nil {
 					order = append(order, c)
 				}
@@ -454,7 +471,9 @@ func (b *bench) grow(ctx context.Context, r *report, kind string) error {
 		}
 	}
 	for _, c := range order {
-		r.Growth = append(r.Growth, rowOf(c, cells[c]))
+		if !short[c] {
+			r.Growth = append(r.Growth, rowOf(c, cells[c]))
+		}
 	}
 	return nil
 }

@@ -78,6 +78,13 @@ func TestQuick(t *testing.T) {
 			want(key{layer, workNew, 16, records}, true)
 			want(key{layer, workReplay, 16, records}, false)
 		}
+		// A retry at a gateway that has not seen the payment is measured where these suffice.
+		for _, records := range []int{100, 1_000} {
+			k := key{layer, workElsewhere, 16, records}
+			if _, measured := have[k]; measured {
+				want(k, false)
+			}
+		}
 		if r.RecordBytes[layer] <= 0 || r.GatewayMemory[layer] <= 0 {
 			t.Errorf("%s: %.0f bytes of a record, %d of the gateway", layer, r.RecordBytes[layer], r.GatewayMemory[layer])
 		}

@@ -134,6 +134,12 @@ func (p *process) stop() {
 	_ = p.wait() // it was told to end
 }
 
+// end ends one process.
+func (b *bench) end(p *process) {
+	p.stop()
+	b.running = slices.DeleteFunc(b.running, func(q *process) bool { return q == p })
+}
+
 // stop ends what runs, but for the first so many processes: the newest first, and the
 // servers at last.
 func (b *bench) stop(but int) {

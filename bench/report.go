@@ -169,22 +169,27 @@ func (r *report) finish() {
 		ratio(name+"_new_to_proxy_by_cpu", proxy, paying, cpu)
 		ratio(name+"_replay_to_proxy_by_cpu", proxy, replaying, cpu)
 		ratio(name+"_new_to_floor", paying, find(r.Results, "floor-"+name, workNew, 0), rps)
-		sizes := map[int]bool{}
-		for _, row := range r.Growth {
-			if row.Layer == name {
-				sizes[row.Records] = true
+		for _, workload := range []string{workNew, workReplay, workElsewhere} {
+			var few, many *row
+			for i := range r.Growth {
+				x := &r.Growth[i]
+				if x.Layer != name || x.Workload != workload {
+					continue
+				}
+				if few == nil || x.Records < few.Records {
+					few = x
+				}
+				if many == nil || x.Records > many.Records {
+					many = x
+				}
 			}
-		}
-		all := slices.Sorted(maps.Keys(sizes))
-		if len(all) == 0 {
-			continue
-		}
-		least, most := all[0], all[len(all)-1]
-		for _, workload := range []string{workNew, workReplay} {
-			few, many := find(r.Growth, name, workload, least), find(r.Growth, name, workload, most)
+			if few == many {
+				continue // one size says nothing of growth
+			}
 			// The cost of a call with the most records, by that with the fewest.
-			ratio(name+"_"+workload+"_growth", few, many, rps)
-			ratio(name+"_"+workload+"_growth_cpu", many, few, func(r *row) float64 { return r.CPU["store"] + r.CPU["gateway"] })
+			prefix := name + "_" + strings.ReplaceAll(workload, "-", "_") + "_growth"
+			ratio(prefix, few, many, rps)
+			ratio(prefix+"_cpu", many, few, func(r *row) float64 { return r.CPU["store"] + r.CPU["gateway"] })
 		}
 	}
 	if load, err := os.ReadFile("/proc/loadavg"); err == nil {
