@@ -65,6 +65,8 @@ func (m *machine) configure(node string, files cluster.NodeFiles) ([]spec.Progra
 		"nodeLeaseDurationSeconds":  int(silence.Seconds()),
 		// How soon pods see a Secret that has changed; a minute, where nobody waits for it.
 		"syncFrequency": "10s",
+		// What a drill kills for the tenth time is there again as soon as after the first.
+		"crashLoopBackOff": map[string]any{"maxContainerRestartPeriod": "10s"},
 		// These want more than a box may do, or than it has.
 		"makeIPTablesUtilChains": false,
 		"oomScoreAdj":            0,
