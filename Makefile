@@ -177,8 +177,9 @@ test-e2e: ## Install Holdfast in a cluster of two nodes, with its stores, the pr
 	@hack/packages.sh
 	@echo "test-e2e: the cluster itself: nodes that crash and come back, and links that are cut; the images are made meanwhile"
 	@set -euo pipefail; \
-	images=$$(mktemp -d); made=; trap 'kill $$made 2>/dev/null || true; rm -rf "$$images"' EXIT; \
-	{ nice go run ./hack/images -o "$$images" && nice go run -mod=readonly github.com/onsi/ginkgo/v2/ginkgo build ./test/e2e/cluster; } >/dev/null & made=$$!; \
+	images=$$(mktemp -d); made=; \
+	trap 'if [[ -n $$made ]]; then kill -- -$$made 2>/dev/null || true; wait $$made 2>/dev/null || true; fi; rm -rf "$$images"' EXIT; \
+	set -m; { nice go run ./hack/images -o "$$images" && nice go run -mod=readonly github.com/onsi/ginkgo/v2/ginkgo build ./test/e2e/cluster; } >/dev/null & made=$$!; set +m; \
 	go test $(TESTFLAGS) -tags=cluster ./hack/cluster/nodes; \
 	wait $$made; made=; \
 	echo "test-e2e: Holdfast in a cluster of two nodes, and its drills"; \
