@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -372,6 +373,27 @@ func TestShortFunctions(t *testing.T) {
 	}
 	if _, err := s.Update(context.Background(), w); err == nil {
 		t.Error("the function write is still there")
+	}
+	// A retry elsewhere is told of the record; one of the same write is told that it was made.
+	again := callOf(calls.Load())
+	again.Nonce = "another"
+	result := await(t, inBackground(s, again), store.Mismatch)
+	record, _, err := s.Get(context.Background(), again.Key)
+	if err != nil || !reflect.DeepEqual(result.Record, record) || result.Record == nil || result.Now.Before(record.At) {
+		t.Errorf("%+v at %s, %v; it is %+v", result.Record, result.Now, err, record)
+	}
+	for name, change := range map[string]func(*store.Reserve){
+		"its own nonce": func(r *store.Reserve) { r.Nonce = record.Nonce },
+		"another epoch": func(r *store.Reserve) { r.Epoch = "another" },
+		"another key":   func(r *store.Reserve) { r.Key += " beside it" },
+	} {
+		other := again
+		if change(&other); name == "another key" {
+			other.Probes = append(other.Probes, store.Probe{String: other.Marks[0].String, First: true})
+		}
+		if result, err := s.Reserve(context.Background(), other); err == nil {
+			t.Errorf("%s: %+v without the function write", name, result)
+		}
 	}
 }
 

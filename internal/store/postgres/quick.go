@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -181,9 +182,14 @@ func (st statement) quickly(ctx context.Context, c *pgx.Conn, v *values) (answer
 	}, true, nil
 }
 
+// plain: the Reserve is one that the function reserve can make.
+func (a *arguments) plain(p plan) bool {
+	return a.expected == 0 && a.meters == nil && a.untils == nil && a.over.eras == nil && p.makeStrings == nil
+}
+
 // reserveQuickly makes a Reserve of a new record, if nothing at all is in its way.
 func (a *arguments) reserveQuickly(ctx context.Context, c *pgx.Conn, highest uint64, p plan) (answered, bool, error) {
-	if a.expected != 0 || a.meters != nil || a.untils != nil || a.over.eras != nil || p.makeStrings != nil {
+	if !a.plain(p) {
 		return answered{}, false, nil
 	}
 	v := newValues(a, len(p.locks))
@@ -210,6 +216,32 @@ func (a *arguments) reserveQuickly(ctx context.Context, c *pgx.Conn, highest uin
 	v.digests(from)
 	v.digests(to)
 	return reserveStatement.quickly(ctx, c, v)
+}
+
+// thereCall reads a record that is there already. It needs no lock: that the record was
+// there at some moment of a Reserve that expects none is all that its answer says.
+const thereCall = `SELECT clock(), r.version, r.nonce, r.at, r.due, r.held, r.unsettled, r.header, r.body
+	FROM meta m, record r, version v
+	WHERE m.epoch = $1 AND v.last_value >= $2 AND r.digest = $3 AND r.key = $4 AND r.nonce <> $5`
+
+// there answers a Reserve of a new record whose key has one: a retry that comes to another
+// process than the payment did. One of this very write, of another memory or of another
+// key is the function write's to tell.
+func (a *arguments) there(ctx context.Context, c *pgx.Conn, highest uint64) (answered, bool, error) {
+	var now int64
+	var r recordRow
+	err := c.QueryRow(ctx, thereCall, []byte(a.epoch), int64(highest), a.digest, []byte(a.key), []byte(a.nonce)).Scan(
+		&now, &r.version, &r.nonce, &r.at, &r.due, &r.held, &r.unsettled, &r.header, &r.body)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return answered{}, false, nil
+	case err != nil:
+		return answered{}, false, err
+	}
+	return answered{
+		outcome: string(store.Mismatch),
+		result:  store.Result{Outcome: store.Mismatch, Now: time.UnixMicro(now).UTC(), Record: r.record([]byte(a.key))},
+	}, true, nil
 }
 
 var lastDigest = digest(bytes.Repeat([]byte{0xff}, 16))

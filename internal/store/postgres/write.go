@@ -319,6 +319,11 @@ func (s *Store) ask(ctx context.Context, c *pgx.Conn, doing string, a *arguments
 	if answer, done, err := quickly(ctx, c, highest, p); done || err != nil {
 		return answer, err
 	}
+	if doing == "Reserve" && a.plain(p) {
+		if answer, there, err := a.there(ctx, c, highest); there || err != nil {
+			return answer, err
+		}
+	}
 	var plainly, except []digest
 	var excepts []digest
 	var firsts []int32
