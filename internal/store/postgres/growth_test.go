@@ -382,6 +382,19 @@ func TestShortFunctions(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(result.Record, record) || result.Record == nil || result.Now.Before(record.At) {
 		t.Errorf("%+v at %s, %v; it is %+v", result.Record, result.Now, err, record)
 	}
+	// So is one of many that meet, where there is no lane: it makes none.
+	postgres.WantLanes(s, true)
+	var group sync.WaitGroup
+	for n := range 32 {
+		group.Go(func() {
+			meets := callOf(calls.Load())
+			meets.Nonce = fmt.Sprint("another ", n)
+			if result, err := s.Reserve(context.Background(), meets); err != nil || result.Outcome != store.Mismatch {
+				t.Errorf("%+v, %v", result, err)
+			}
+		})
+	}
+	group.Wait()
 	for name, change := range map[string]func(*store.Reserve){
 		"its own nonce": func(r *store.Reserve) { r.Nonce = record.Nonce },
 		"another epoch": func(r *store.Reserve) { r.Epoch = "another" },

@@ -182,14 +182,15 @@ func (st statement) quickly(ctx context.Context, c *pgx.Conn, v *values) (answer
 	}, true, nil
 }
 
-// plain: the Reserve is one that the function reserve can make.
-func (a *arguments) plain(p plan) bool {
-	return a.expected == 0 && a.meters == nil && a.untils == nil && a.over.eras == nil && p.makeStrings == nil
+// plain: the Reserve is one that the function reserve can make, but for the lanes that it
+// is to make.
+func (a *arguments) plain() bool {
+	return a.expected == 0 && a.meters == nil && a.untils == nil && a.over.eras == nil
 }
 
 // reserveQuickly makes a Reserve of a new record, if nothing at all is in its way.
 func (a *arguments) reserveQuickly(ctx context.Context, c *pgx.Conn, highest uint64, p plan) (answered, bool, error) {
-	if !a.plain(p) {
+	if !a.plain() || p.makeStrings != nil {
 		return answered{}, false, nil
 	}
 	v := newValues(a, len(p.locks))

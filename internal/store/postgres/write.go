@@ -319,7 +319,7 @@ func (s *Store) ask(ctx context.Context, c *pgx.Conn, doing string, a *arguments
 	if answer, done, err := quickly(ctx, c, highest, p); done || err != nil {
 		return answer, err
 	}
-	if doing == "Reserve" && a.plain(p) {
+	if doing == "Reserve" && a.plain() {
 		if answer, there, err := a.there(ctx, c, highest); there || err != nil {
 			return answer, err
 		}
