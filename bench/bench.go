@@ -425,23 +425,18 @@ func (b *bench) grow(ctx context.Context, r *report, kind string) error {
 		return err
 	}
 	r.took("load "+kind, loading)
-	for i, records := range sizes {
-		if err := b.openGateway(layers[i], at("growth_"+strconv.Itoa(records))); err != nil {
-			return err
-		}
-	}
 	connections := slices.Max(b.connections)
 	cells := map[cell][]figures{}
 	var order []cell
 	short := map[cell]bool{}
 	for round := range b.rounds {
-		if round > 0 {
-			// To a gateway that has just begun every payment is one that it has not seen.
-			for i, records := range sizes {
+		// To a gateway that has just begun every payment is one that it has not seen.
+		for i, records := range sizes {
+			if round > 0 {
 				b.end(layers[i].process)
-				if err := b.openGateway(layers[i], at("growth_"+strconv.Itoa(records))); err != nil {
-					return err
-				}
+			}
+			if err := b.openGateway(layers[i], at("growth_"+strconv.Itoa(records))); err != nil {
+				return err
 			}
 		}
 		for _, workload := range []string{workElsewhere, workReplay, workNew} {

@@ -241,7 +241,7 @@ func (e *Engine) forgottenUnused(r *record, now time.Time) *pending {
 	if why == "" {
 		return nil
 	}
-	p := &pending{from: r, to: r.clone(), on: onUnused, now: now, nonce: e.o.Nonce()}
+	p := e.stepOf(r, onUnused, now)
 	if r.State == Retryable {
 		p.on = onDeadline
 	}
@@ -351,9 +351,10 @@ func (e *Engine) resumeExpired(r *record, now time.Time) *pending {
 	if why == "" {
 		return nil
 	}
-	p := pending{from: r, to: r.clone(), on: onResumesOver, now: now, nonce: e.o.Nonce(), keepMarks: true}
+	p := e.stepOf(r, onResumesOver, now)
+	p.keepMarks = true
 	e.resumesOver(p.to, why, now)
-	return &p
+	return p
 }
 
 // DueResumes gives the intents of which the sweep has found that they are to be sent again
