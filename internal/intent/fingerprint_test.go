@@ -4,8 +4,10 @@ package intent
 
 import (
 	"bytes"
+	"fmt"
 	"net/url"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -155,14 +157,36 @@ func TestFingerprintsThatDiffer(t *testing.T) {
 	}
 }
 
-// The fingerprint of a record must mean the same after an upgrade: one value
-// is written down. It was computed apart from this code, over the parts that
-// Fingerprint documents.
+// The fingerprint of a record must mean the same after an upgrade. These were computed
+// apart from this code, over the parts that Fingerprint documents.
 func TestFingerprintStaysTheSame(t *testing.T) {
-	r := request{Method: "POST", Suffix: "/a", Query: url.Values{"k": {"2", "1"}}, ContentType: jsonType, Body: []byte(`{"b":[1.50,null],"a":"é","memo":1}`)}
-	const want = "sha256:b293e248fde6fae0f53a5760d9993fdeae95891271434535e4c74273a9a867f9"
-	if got := mustFingerprint(t, r, Volatile{Ignore: []string{"/memo"}}); got != want {
-		t.Errorf("%s, want %s", got, want)
+	many := url.Values{}
+	for i := range 40 {
+		many.Set(fmt.Sprintf("k%02d", i), strconv.Itoa(i))
+	}
+	v := Volatile{Ignore: []string{"/memo"}, Addresses: []string{"/to"}}
+	for _, c := range []struct {
+		name    string
+		request request
+		want    string
+	}{
+		{"all of it", request{Method: "POST", Suffix: "/a", Query: url.Values{"k": {"2", "1"}}, ContentType: jsonType, Body: []byte(`{"b":[1.50,null],"a":"é","memo":1}`)},
+			"sha256:b293e248fde6fae0f53a5760d9993fdeae95891271434535e4c74273a9a867f9"},
+		{"no body", request{Method: "POST"}, "sha256:957a0897ad44a4ce3cfe8dc1fbf3bcaf25a4384e4ef4f8376b54d639f6504c3d"},
+		{"bytes", request{Method: "PUT", Suffix: "/x", ContentType: "text/plain", Body: []byte("a=1")}, "sha256:b23d7ddab477474602b3d82184298931efacf059021a3ac35d405c10173116cc"},
+		{"form", request{Method: "POST", ContentType: formType, Body: []byte("to=0xAB&a=2&a=1&memo=x&b=x+y")}, "sha256:42526517fd969cfd615d281484b9f13b64d059e55106dcac64d7756346c87ee9"},
+		{"numbers", call(`{"n":[10.0,1e1,-0,1e80,12e79,9007199254740993,1e-7]}`), "sha256:7921f3dc49e881328cd040b57d1b0565a3ed8bae54562af1961714ec0e778394"},
+		{"texts", call(`"\"\\\/\b\u00e9\u20AC\ud83d\ude00<&>\u007f"`), "sha256:aa200235ea25ebbf07bba32ab0494e825223e2b8f878afa802c031fa0c5f56bd"},
+		{"addresses", call(`{"to":"0xAbC","memo":{"a":1},"é":{},"z":[],"from":"0xAbC"}`), "sha256:92440f5d9461bc84a7e4c971876292b3e87f003930e91fc5b2a57a4691b33f36"},
+		{"queries", request{Method: "GET", Suffix: "/é", Query: url.Values{"b": {""}, "a": nil, "é": {"ü", "1"}}}, "sha256:7535c999c0e94a513752402436b36fa11ac0fc910d0a5a05e89f75e0be3bc9e5"},
+		{"longer than any memory kept for it", call(`["` + strings.Repeat("é", 2000) + `"]`), "sha256:8763df652dc81659c369c944229cc77def883f9b1bb28b04f71f597024e3a2e5"},
+		{"more fields than any memory kept for them", request{Method: "POST", Query: many}, "sha256:4d14f5d9d9b041078f413e0fbd64645e3de9ee83d198a4316c39d386eff8848a"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := mustFingerprint(t, c.request, v); got != c.want {
+				t.Errorf("%s, want %s", got, c.want)
+			}
+		})
 	}
 }
 

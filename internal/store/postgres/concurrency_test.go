@@ -76,6 +76,15 @@ func inBackground(s store.Store, r store.Reserve) chan answer {
 	return done
 }
 
+func updateInBackground(s store.Store, w store.Write) chan answer {
+	done := make(chan answer, 1)
+	go func() {
+		result, err := s.Update(context.Background(), w)
+		done <- answer{result, err}
+	}()
+	return done
+}
+
 func await(t testing.TB, done chan answer, want store.Outcome) store.Result {
 	t.Helper()
 	select {
@@ -388,6 +397,90 @@ func TestLaneTakenAway(t *testing.T) {
 			}
 			await(t, done, store.Written)
 			await(t, third, store.Blocked)
+		})
+	}
+}
+
+// A writer that has waited for another one of the same record finds the marks where that one
+// has put them: it leaves behind no mark that is not its own, and takes away none that is. (Who
+// renews marks must have been told of them, so nobody can while they are being written.)
+func TestMarksOfTheWriterBefore(t *testing.T) {
+	ends := time.Now().Add(time.Hour)
+	to := func(marks ...string) func(*store.Write) {
+		return func(w *store.Write) {
+			for _, m := range marks {
+				w.Marks = append(w.Marks, store.Mark{String: m, Tag: "tag", Until: ends})
+			}
+		}
+	}
+	keeps := func(w *store.Write) { w.KeepMarks = true }
+	renews := func(w *store.Write) { w.RenewMarks, w.Until = true, ends.Add(time.Hour) }
+	removes := func(w *store.Write) { w.Record = nil }
+	for name, c := range map[string]struct {
+		first, second func(*store.Write)
+		want          []string
+	}{
+		"replaced, replaced": {to("b", "c"), to("c", "d"), []string{"c", "d"}},
+		"replaced, kept":     {to("b", "c"), keeps, []string{"b", "c"}},
+		"replaced, removed":  {to("b", "c"), removes, nil},
+		"kept, replaced":     {keeps, to("b", "c"), []string{"b", "c"}},
+		"kept, kept":         {keeps, keeps, []string{"a", "b"}},
+		"kept, removed":      {keeps, removes, nil},
+		"renewed, kept":      {renews, keeps, []string{"a", "b"}},
+		"renewed, removed":   {renews, removes, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server, schema := sharedServer(t), newSchema()
+			options := postgres.Options{DSN: server.patient(), Schema: schema, Timeout: patience}
+			s, other := open(t, options), open(t, options)
+			initialise(t, s)
+			seed := reserve("seed")
+			seed.Meters = []store.MeterEntry{{Meter: "m", Amount: "1"}}
+			await(t, inBackground(s, seed), store.Written)
+			r := reserve("key")
+			to("a", "b")(&r.Write)
+			written := await(t, inBackground(s, r), store.Written)
+
+			admin, watch := server.admin(t, "postgres"), server.admin(t, "postgres")
+			tx, err := admin.Begin(context.Background())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tx.Exec(context.Background(), fmt.Sprintf("SELECT FROM %s.meter FOR UPDATE", schema)); err != nil {
+				t.Fatal(err)
+			}
+			// The first has the record's lock, and waits for the meter's row. Its version is the next one.
+			first := store.Write{Epoch: identity.Epoch, Key: "key", Expected: written.Version, Nonce: "first", Record: &store.Record{}, Meters: seed.Meters}
+			c.first(&first)
+			before := updateInBackground(s, first)
+			waiting(t, watch, "transactionid", 1)
+			second := store.Write{Epoch: identity.Epoch, Key: "key", Expected: written.Version + 1, Nonce: "second", Record: &store.Record{}}
+			c.second(&second)
+			after := updateInBackground(other, second)
+			waiting(t, watch, "advisory", 1)
+			if err := tx.Rollback(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+			if a := await(t, before, store.Written); a.Version != second.Expected {
+				t.Fatalf("the first has version %d, want %d", a.Version, second.Expected)
+			}
+			await(t, after, store.Written)
+
+			if err := s.Check(context.Background()); err != nil {
+				t.Error(err)
+			}
+			if n := ask[int](t, watch, fmt.Sprintf("SELECT count(*) FROM %s.mark", schema)); n != len(c.want) {
+				t.Errorf("%d marks, want %d", n, len(c.want))
+			}
+			for _, m := range []string{"a", "b", "c", "d"} {
+				want := store.Written
+				if slices.Contains(c.want, m) {
+					want = store.Blocked
+				}
+				r := reserve("probe of " + m)
+				r.Probes = []store.Probe{{String: m}}
+				await(t, inBackground(other, r), want)
+			}
 		})
 	}
 }

@@ -115,13 +115,13 @@ func (s *Store) Reserve(ctx context.Context, r store.Reserve) (store.Result, err
 		return store.Result{}, err
 	}
 	a := newArguments(r.Write)
-	a.over = over
+	a.reserves, a.over = true, over
 	a.probes = probesOf(r.Probes)
 	const tries = 4
 	for try := 1; ; try++ {
 		// Before the last try nothing is assumed of lanes, so that it is the last.
 		plan := s.begin(a.digest, a.marks, a.probes, try < tries)
-		answer, err := s.write(ctx, "Reserve", a, plan)
+		answer, err := s.write(ctx, a, plan)
 		s.end(plan, err == nil && answer.outcome == outcomeWritten, answer.lanes)
 		if err != nil || answer.outcome != outcomeAgain {
 			return answer.result, err
@@ -138,7 +138,7 @@ func (s *Store) Update(ctx context.Context, w store.Write) (store.Result, error)
 		return store.Result{}, err
 	}
 	a := newArguments(w)
-	answer, err := s.write(ctx, "Update", a, plan{locks: []int64{s.number(a.digest)}})
+	answer, err := s.write(ctx, a, plan{locks: []int64{s.number(a.digest)}})
 	return answer.result, err
 }
 
@@ -159,6 +159,8 @@ type arguments struct {
 	digest            digest
 	expected          int64
 	remove, keep      bool
+	// reserves: it is a Reserve, and no Update.
+	reserves bool
 	// renew: the marks are those that the record has, but for their end, which is until.
 	renew           bool
 	due             *int64
@@ -286,11 +288,15 @@ type answered struct {
 	lanes   int64
 }
 
-func (s *Store) write(ctx context.Context, doing string, a *arguments, p plan) (answered, error) {
+func (s *Store) write(ctx context.Context, a *arguments, p plan) (answered, error) {
+	doing := "Update"
+	if a.reserves {
+		doing = "Reserve"
+	}
 	id := writeID{place: s.place, key: a.key, nonce: a.nonce}
 	highest := s.memory.highest()
 	answer, err := call(ctx, s, doing, id, func(ctx context.Context, c *pgx.Conn) (answered, error) {
-		return s.ask(ctx, c, doing, a, highest, p)
+		return s.ask(ctx, c, a, highest, p)
 	})
 	if err != nil {
 		return answered{}, err
@@ -308,10 +314,10 @@ func (s *Store) write(ctx context.Context, doing string, a *arguments, p plan) (
 }
 
 // ask makes the write by the function that can.
-func (s *Store) ask(ctx context.Context, c *pgx.Conn, doing string, a *arguments, highest uint64, p plan) (answered, error) {
+func (s *Store) ask(ctx context.Context, c *pgx.Conn, a *arguments, highest uint64, p plan) (answered, error) {
 	quickly := a.settleQuickly
 	switch {
-	case doing == "Reserve":
+	case a.reserves:
 		quickly = a.reserveQuickly
 	case a.renew:
 		quickly = a.renewQuickly
@@ -319,7 +325,7 @@ func (s *Store) ask(ctx context.Context, c *pgx.Conn, doing string, a *arguments
 	if answer, done, err := quickly(ctx, c, highest, p); done || err != nil {
 		return answer, err
 	}
-	if doing == "Reserve" && a.plain() {
+	if a.reserves && a.plain() {
 		if answer, there, err := a.there(ctx, c, highest); there || err != nil {
 			return answer, err
 		}
