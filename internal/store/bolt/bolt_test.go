@@ -402,3 +402,40 @@ func pair(ctx context.Context, s *bolt.Store, epoch string, i int64) error {
 	}
 	return nil
 }
+
+// A file that a version of before has written.
+func TestFileOfAnEarlierVersion(t *testing.T) {
+	at := func(name string) string { return filepath.Join(t.TempDir(), name) }
+	opened := func(path string) *bolt.Store {
+		s, err := bolt.Open(path, bolt.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	content := storetest.EarlierCopy(t, "testdata/format-2.db.gz", func() []byte {
+		path := at("old.db")
+		s := opened(path)
+		storetest.WriteEarlier(t, s)
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return content
+	})
+	path := at("new.db")
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := opened(path)
+	storetest.FindEarlier(t, s)
+	if err := s.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -171,6 +171,44 @@ func TestWaitForStandbyCutShort(t *testing.T) {
 	}
 }
 
+// dump is the store's schema as text, with all that is in it.
+func (s *server) dump(t testing.TB) []byte {
+	t.Helper()
+	path := filepath.Join(s.dir, "dump.sql")
+	s.run(t, "pg_dump", "-d", s.dsn("postgres"), "-n", "holdfast", "--no-owner", "-f", path)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// load runs a dump.
+func (s *server) load(t testing.TB, dump []byte) {
+	t.Helper()
+	path := filepath.Join(s.dir, "load.sql")
+	if err := os.WriteFile(path, dump, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s.run(t, "psql", "-q", "-v", "ON_ERROR_STOP=1", "-d", s.dsn("postgres"), "-f", path)
+}
+
+// A schema that a version of before has made and written to, functions included.
+func TestSchemaOfAnEarlierVersion(t *testing.T) {
+	dump := storetest.EarlierCopy(t, "testdata/format-1.sql.gz", func() []byte {
+		server := newServer(t, "fsync=off")
+		storetest.WriteEarlier(t, open(t, postgres.Options{DSN: server.dsn("postgres")}))
+		return server.dump(t)
+	})
+	server := newServer(t, "fsync=off")
+	server.load(t, dump)
+	s := open(t, postgres.Options{DSN: server.dsn("postgres")})
+	storetest.FindEarlier(t, s)
+	if err := s.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 // Transaction numbers start anew where a dump is loaded. A watermark of before must
 // not cover what is written there under the same numbers.
 func TestDumpLoadedElsewhere(t *testing.T) {
@@ -182,16 +220,7 @@ func TestDumpLoadedElsewhere(t *testing.T) {
 	await(t, inBackground(s, reserve("a", "customer/c1")), store.Written)
 	refused := await(t, inBackground(s, reserve("b", "customer/c1")), store.Blocked)
 
-	dump := filepath.Join(next.dir, "dump.sql")
-	old.run(t, "pg_dump", "-d", old.dsn("postgres"), "-n", "holdfast", "-f", filepath.Join(old.dir, "dump.sql"))
-	text, err := os.ReadFile(filepath.Join(old.dir, "dump.sql"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(dump, text, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	next.run(t, "psql", "-q", "-v", "ON_ERROR_STOP=1", "-d", next.dsn("postgres"), "-f", dump)
+	next.load(t, old.dump(t))
 
 	s = open(t, postgres.Options{DSN: next.dsn("postgres")})
 	over := reserve("c", "customer/c1")

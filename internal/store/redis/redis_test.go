@@ -6,11 +6,13 @@ package redis_test
 import (
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -103,4 +105,93 @@ func TestConformanceStandingClock(t *testing.T) {
 		}
 		return h
 	})
+}
+
+// earlierKey is a key of the server's with what makes it anew: the arguments of a command
+// behind the key.
+type earlierKey struct {
+	Key     []byte
+	Command string
+	Values  [][]byte
+}
+
+// Keys that a version of before has written.
+func TestKeysOfAnEarlierVersion(t *testing.T) {
+	content := storetest.EarlierCopy(t, "testdata/format-1.json.gz", func() []byte {
+		s := newServer(t)
+		storetest.WriteEarlier(t, s.open(t))
+		ask := func(args ...string) *valkey.ValkeyMessage {
+			answer := s.do(t, args...)
+			return &answer
+		}
+		keys, err := ask("KEYS", "*").AsStrSlice()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all []earlierKey
+		for _, key := range keys {
+			k := earlierKey{Key: []byte(key)}
+			add := func(values ...string) {
+				for _, v := range values {
+					k.Values = append(k.Values, []byte(v))
+				}
+			}
+			kind, err := ask("TYPE", key).ToString()
+			if err != nil {
+				t.Fatal(err)
+			}
+			switch kind {
+			case "string":
+				value, err := ask("GET", key).ToString()
+				if err != nil {
+					t.Fatal(err)
+				}
+				k.Command = "SET"
+				add(value)
+			case "hash":
+				fields, err := ask("HGETALL", key).AsStrMap()
+				if err != nil {
+					t.Fatal(err)
+				}
+				k.Command = "HSET"
+				for field, value := range fields {
+					add(field, value)
+				}
+			case "zset":
+				members, err := ask("ZRANGE", key, "0", "-1", "WITHSCORES").AsZScores()
+				if err != nil {
+					t.Fatal(err)
+				}
+				k.Command = "ZADD"
+				for _, m := range members {
+					add(strconv.FormatFloat(m.Score, 'f', -1, 64), m.Member)
+				}
+			default:
+				t.Fatalf("%q is a %s", key, kind)
+			}
+			all = append(all, k)
+		}
+		text, err := json.Marshal(all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text
+	})
+	var all []earlierKey
+	if err := json.Unmarshal(content, &all); err != nil {
+		t.Fatal(err)
+	}
+	s := newServer(t)
+	for _, k := range all {
+		command := []string{k.Command, string(k.Key)}
+		for _, v := range k.Values {
+			command = append(command, string(v))
+		}
+		s.do(t, command...)
+	}
+	st := s.open(t)
+	storetest.FindEarlier(t, st)
+	if err := st.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
 }
