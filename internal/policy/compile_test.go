@@ -425,6 +425,17 @@ func TestAToolWaitsForItsBudget(t *testing.T) {
 func TestTheIdentityHashChangesOnlyWithTheIdentity(t *testing.T) {
 	hash := func(changes ...func(*v1alpha1.AgentTool)) string { return mustCompile(t, changes...).identity.hash }
 	base := hash()
+	// Records have them: a version that makes others holds whatever is paid for a window long.
+	i := mustCompile(t).identity
+	for what, hashes := range map[string][2]string{
+		"identity":  {base, "sha256:a23693a1293a870bfa8820266328e65cd1403cf7bd2f08e2d24648c804c4aafb"},
+		"amount":    {i.amountHash, "sha256:4424cfcabb4e1c367e58e5173053fe2e45f939f52ce52a86a9375643e7d2b0b1"},
+		"recipient": {i.recipientHash, "sha256:128ed4b8868ede2b5d72dea5ca209ce418733bd2a88565bc8d879b7cdb4bd42e"},
+	} {
+		if hashes[0] != hashes[1] {
+			t.Errorf("the hash of the %s is %s, it was %s", what, hashes[0], hashes[1])
+		}
+	}
 	for name, change := range map[string]func(*v1alpha1.AgentTool){
 		"name":              func(o *v1alpha1.AgentTool) { o.Name, o.Generation = "other", 9 },
 		"description":       func(o *v1alpha1.AgentTool) { o.Spec.Description = "x" },
